@@ -1,0 +1,264 @@
+"""From `Data` to a training store, a held-out store and a tokenizer, once; later calls open what is there.
+
+Split. A document's side depends on its own text alone: the first 8 bytes of its sha256, read as a fraction of
+1, put it in the held-out share if below `heldout_fraction`. So a document keeps its side when the corpus grows,
+in the next phase of a run and on another machine, and copies of it are on one side. Evaluation reads held-out
+documents in order of hash until `heldout_max_bytes`; the others stay reserved, neither trained on nor read, and
+are counted. If the share falls empty (few documents), the document of the smallest hash is held out; two different
+documents are needed. Near duplicates are not looked for.
+
+Cost: the corpus is read three times (hash, tokenizer sample, tokens), embedded 16.4 MB in about 7 s on 2 cores.
+Memory: 24 bytes per document, and about 100 times the larger of 4 MB of text and the longest document / 4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+
+from equimoe.data.files import aside, cache_folder, remove_stale, sync_folder, write_file
+from equimoe.data.source import SourceCounts, documents
+from equimoe.data.store import FORMAT_VERSION, StoreWriter, TokenStore
+from equimoe.data.tokenizer import TRAINING_SAMPLE_BYTES, TextTokenizer, load_tokenizer, train_tokenizer
+from equimoe.errors import EquimoeError
+from equimoe.recipe import Data
+
+__all__ = ["Prepared", "Scan", "prepare", "scan", "split"]
+
+Log = Callable[[str], None]
+TRAIN, HELDOUT, RESERVED = 0, 1, 2
+ENCODE_CHARACTERS = 1_000_000  # text handed to the tokenizer at once
+PREPARE_VERSION = 1  # raise it when the split, the sample or the layout of the folder changes
+RECORD = "prepared.json"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Prepared data on disk. `record` holds all counts, the settings they come from, and what each source gave."""
+
+    folder: Path
+    train: TokenStore
+    heldout: TokenStore
+    record: dict
+
+    @property
+    def tokenizer_path(self) -> Path:
+        return self.folder / "tokenizer.json"
+
+    @property
+    def corpus_sha256(self) -> str:
+        return self.record["corpus_sha256"]
+
+    @property
+    def tokenizer_sha256(self) -> str:
+        return self.record["tokenizer_sha256"]
+
+    def tokenizer(self) -> TextTokenizer:
+        return load_tokenizer(self.tokenizer_path)
+
+    def heldout_text(self) -> bytes:
+        """Text of the held-out store, documents one after another: what a compressor is given."""
+        tokenizer = self.tokenizer()
+        return b"".join(tokenizer.decode(self.heldout.document(i)).encode() for i in range(self.heldout.document_count))
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Two independent 64-bit hashes and the UTF-8 bytes of every document, in order, and the sha256 of them all."""
+
+    split_hash: np.ndarray
+    sample_hash: np.ndarray
+    sizes: np.ndarray
+    sha256: str
+
+
+def prepare(data: Data, vocabulary: int, log: Log = lambda line: None) -> Prepared:
+    """Prepare `data` for a model of `vocabulary` entries, or open the result of an earlier call.
+
+    Safe to kill at any moment and to run in several processes at once: everything is built aside under a name of
+    its own and renamed as a whole; who comes second uses the winner's. The same input gives the same bytes.
+    """
+    counts = SourceCounts()
+    scanned = scan(documents(data, counts, log))
+    sides, limits = split(scanned, data.heldout_fraction, data.heldout_max_bytes)
+    given = None if data.tokenizer == "train" else load_tokenizer(data.tokenizer, vocabulary)
+    settings = {"prepare_version": PREPARE_VERSION, "store_version": FORMAT_VERSION, "corpus_sha256": scanned.sha256,
+                "tokenizer": "train" if given is None else given.sha256, "vocabulary": vocabulary,
+                "heldout_fraction": data.heldout_fraction, "heldout_max_bytes": data.heldout_max_bytes}
+    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:24]
+    folder = cache_folder() / "prepared" / key
+    found = _open(folder, settings)
+    if found is None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        remove_stale(folder.parent)
+        log(f"data: tokenising {counts.text_bytes:,} bytes of text, once")
+        temporary = aside(folder)
+        try:
+            _build(temporary, data, vocabulary, given, scanned, sides, limits, settings)
+            found = _publish(temporary, folder, settings)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    found = replace(found, record={**found.record, "sources": asdict(counts)})  # the same text may come from other files
+    for line in _summary(found):
+        log(line)
+    return found
+
+
+def scan(texts: Iterable[str]) -> Scan:
+    """Hash every document; 24 bytes are kept of each."""
+    digest, entries = hashlib.sha256(), bytearray()
+    for text in texts:
+        raw = text.encode()
+        own = hashlib.sha256(raw).digest()
+        digest.update(own)
+        entries += own[:16] + len(raw).to_bytes(8, "big")
+    table = np.frombuffer(bytes(entries), ">u8").reshape(-1, 3)
+    return Scan(table[:, 0].astype(np.uint64), table[:, 1].astype(np.uint64), table[:, 2].astype(np.int64), digest.hexdigest())
+
+
+def split(scanned: Scan, fraction: float, heldout_bytes: int) -> tuple[np.ndarray, dict[int, int]]:
+    """Side of every document, and {held-out document that evaluation reads: bytes of it to read}."""
+    hashes = scanned.split_hash
+    if hashes.size == 0 or hashes.min() == hashes.max():
+        raise EquimoeError("data.path", "must hold at least two different documents, one to hold out",
+                           "Cut the text into several files (a text file is one document), or use .jsonl", value=int(hashes.size))
+    threshold = np.uint64(min(int(fraction * 2.0**64), 2**64 - 1))
+    threshold = min(max(threshold, hashes.min() + np.uint64(1)), hashes.max())  # neither side empty
+    sides = np.where(hashes < threshold, RESERVED, TRAIN).astype(np.uint8)
+    candidates = np.flatnonzero(sides == RESERVED)
+    limits = _take(candidates[np.argsort(hashes[candidates], kind="stable")], scanned.sizes, heldout_bytes)
+    sides[list(limits)] = HELDOUT
+    return sides, limits
+
+
+def _take(order: np.ndarray, sizes: np.ndarray, most_bytes: int) -> dict[int, int]:
+    """{document: bytes to read}, whole documents in `order` while they fit; the first is cut if even it does not."""
+    whole = int(np.searchsorted(np.cumsum(sizes[order]), most_bytes, side="right"))
+    if whole == 0:
+        return {int(order[0]): most_bytes}
+    return {int(i): int(sizes[i]) for i in order[:whole]}
+
+
+def _cut(text: str, most_bytes: int) -> str:
+    """The longest beginning of `text` of at most `most_bytes` UTF-8 bytes (never empty)."""
+    raw = text.encode()
+    return text if len(raw) <= most_bytes else raw[:most_bytes].decode(errors="ignore") or text[0]
+
+
+def _build(folder: Path, data: Data, vocabulary: int, given: TextTokenizer | None, scanned: Scan, sides: np.ndarray,
+           limits: dict[int, int], settings: dict) -> None:
+    """Write tokenizer, both stores, and last the record into `folder`."""
+    folder.mkdir()
+    tokenizer = given if given is not None else train_tokenizer(_sample(data, scanned, sides), vocabulary)
+    tokenizer.save(folder / "tokenizer.json")
+    with (StoreWriter(folder / "train", vocabulary, tokenizer.sha256) as train,
+          StoreWriter(folder / "heldout", vocabulary, tokenizer.sha256) as heldout):
+        writers = {TRAIN: train, HELDOUT: heldout}
+        for chunk in _chunks(_unchanged(data, scanned), sides, limits):
+            for (side, text), ids in zip(chunk, tokenizer.encode_documents([text for _, text in chunk]), strict=True):
+                writers[side].add(ids, len(text.encode()))
+        stores = {"train": train.finish(), "heldout": heldout.finish()}
+    reserved = sides == RESERVED
+    record = {**settings, "tokenizer_sha256": tokenizer.sha256, "tokenizer_entries": tokenizer.size,
+              "tokenizers_version": tokenizers.__version__,
+              **{name: _count(store) for name, store in stores.items()},
+              "reserved": {"documents": int(reserved.sum()), "text_bytes": int(scanned.sizes[reserved].sum())},
+              "heldout_cut_bytes": int(scanned.sizes[sides == HELDOUT].sum()) - stores["heldout"].total_text_bytes}
+    write_file(folder / RECORD, [json.dumps(record, indent=1, sort_keys=True).encode()])
+
+
+def _count(store: TokenStore) -> dict:
+    return {"documents": store.document_count, "tokens": store.token_count, "text_bytes": store.total_text_bytes}
+
+
+def _sample(data: Data, scanned: Scan, sides: np.ndarray) -> Iterator[str]:
+    """The training documents of the smallest sample hash, up to `TRAINING_SAMPLE_BYTES`: the same on every machine."""
+    train = np.flatnonzero(sides == TRAIN)
+    order = train[np.argsort(scanned.sample_hash[train], kind="stable")]
+    limits = _take(order, scanned.sizes, TRAINING_SAMPLE_BYTES)
+    for index, text in enumerate(_unchanged(data, scanned)):
+        if index in limits:
+            yield _cut(text, limits[index])
+
+
+def _unchanged(data: Data, scanned: Scan) -> Iterator[str]:
+    """The documents once more; refuses files that were written to since they were scanned."""
+    digest = hashlib.sha256()
+    for index, text in enumerate(documents(data)):
+        digest.update(hashlib.sha256(text.encode()).digest())
+        if index < len(scanned.sizes):
+            yield text
+    if digest.hexdigest() != scanned.sha256:
+        raise EquimoeError("data.path", "files must not change while they are being prepared, they did", "Run it again when they are complete",
+                           value=data.path)
+
+
+def _chunks(texts: Iterator[str], sides: np.ndarray, limits: dict[int, int]) -> Iterator[list[tuple[int, str]]]:
+    """(side, text) of all documents that are stored, in lists of about `ENCODE_CHARACTERS`."""
+    chunk: list[tuple[int, str]] = []
+    size = 0
+    for index, text in enumerate(texts):
+        if sides[index] == RESERVED:
+            continue
+        text = _cut(text, limits[index]) if sides[index] == HELDOUT else text
+        chunk.append((int(sides[index]), text))
+        size += len(text)
+        if size >= ENCODE_CHARACTERS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _open(folder: Path, settings: dict) -> Prepared | None:
+    """What is in `folder`, None if that is nothing or not whole."""
+    try:
+        record = json.loads((folder / RECORD).read_bytes())
+        if any(record[name] != value for name, value in settings.items()):
+            return None
+        prepared = Prepared(folder, TokenStore.open(folder / "train"), TokenStore.open(folder / "heldout"), record)
+        return prepared if prepared.tokenizer().sha256 == record["tokenizer_sha256"] else None
+    except (OSError, ValueError, KeyError, TypeError, EquimoeError):
+        return None
+
+
+def _publish(temporary: Path, folder: Path, settings: dict) -> Prepared:
+    """Give the finished folder its name. A whole one that is there by now stays; a damaged one is replaced."""
+    while True:
+        with contextlib.suppress(OSError):  # the name is taken by a folder that is not empty
+            os.rename(temporary, folder)
+            sync_folder(folder.parent)
+        found = _open(folder, settings)
+        if found is not None:
+            return found
+        if not temporary.exists():
+            raise EquimoeError("data cache", "what was just written must be readable", "Check the disk; $EQUIMOE_CACHE moves it", value=str(folder))
+        damaged = aside(folder)
+        with contextlib.suppress(FileNotFoundError):  # another process may be repairing it too
+            os.rename(folder, damaged)
+        shutil.rmtree(damaged, ignore_errors=True)
+
+
+def _summary(prepared: Prepared) -> Iterator[str]:
+    record = prepared.record
+    sources = record["sources"]
+    yield (f"data: {sources['documents']:,} documents, {sources['text_bytes']:,} bytes from {len(sources['per_source'])} sources"
+           f" ({sources['skipped_empty']} empty documents, {sources['skipped_repeated_files']} repeated files skipped);"
+           f" sha256 {record['corpus_sha256'][:16]}")
+    for name in ("train", "heldout"):
+        part = record[name]
+        yield (f"data: {name}: {part['documents']:,} documents, {part['text_bytes']:,} bytes, {part['tokens']:,} tokens"
+               f" = {part['text_bytes'] / part['tokens']:.2f} bytes per token")
+    yield (f"data: held out but not read: {record['reserved']['documents']:,} documents, {record['reserved']['text_bytes']:,} bytes;"
+           f" cut from those read: {record['heldout_cut_bytes']:,} bytes")
+    yield (f"data: tokenizer: {record['tokenizer_entries']:,} of {record['vocabulary']:,} entries;"
+           f" sha256 {record['tokenizer_sha256'][:16]}; stored in {prepared.folder}")

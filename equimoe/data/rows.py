@@ -1,0 +1,167 @@
+"""Rows of tokens for training and for evaluation.
+
+Training: the documents, in an order shuffled once, form one endless stream that is cut into rows of S tokens;
+every epoch visits each row once, in an order of its own. Row number n is a pure function of (seed, n): a run that
+stops and continues needs one integer, and the number of hosts or devices does not change what is read.
+
+Evaluation: rows in stored order that overlap by one token, so that every token but the first is a target once.
+
+Cost: 16 bytes of memory per document, whatever their length; a row is a binary search per position and a gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32, Int32, Int64
+
+from equimoe.data.store import TokenStore
+from equimoe.errors import EquimoeError
+
+__all__ = ["Batch", "Rows", "heldout_batches", "heldout_row_count", "permuted"]
+
+PADDING_SEGMENT = -1
+_FEISTEL_ROUNDS = 8
+_GATHERED_ROWS = 256  # bounds the int64 positions that `tokens` holds at once
+_DOCUMENT_ORDER, _ROW_ORDER = 1, 2  # separate streams of keys for the two permutations of one seed
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows, ready for the model. The target of a position is the next token of its row.
+
+    `segment_ids`: number of the document within the row, from 0 at its left end; -1 is padding.
+    `loss_weight`: 1, but 0 at the last position of a row, which has no target, and on padding. The target across
+    a document border counts, as in the run that we reproduce.
+    """
+
+    token_ids: Int32[np.ndarray, "B S"]
+    segment_ids: Int32[np.ndarray, "B S"]
+    loss_weight: Float32[np.ndarray, "B S"]
+
+
+class Rows:
+    """Training rows of `row_tokens` tokens from a store. `batch(first, count)` are rows first .. first + count - 1."""
+
+    def __init__(self, store: TokenStore, row_tokens: int, seed: int = 0):
+        _check_row_tokens(row_tokens)
+        if store.token_count < row_tokens:
+            raise EquimoeError("training data", f"must hold at least one row of {row_tokens} tokens, it holds {store.token_count}",
+                               "Add text, or lower model.max_position_embeddings", value=str(store.folder))
+        self.store, self.row_tokens, self.seed = store, row_tokens, seed
+        self.order = permuted(np.arange(store.document_count), store.document_count, _key(seed, _DOCUMENT_ORDER))
+        lengths = np.diff(store.starts)[self.order]
+        self.starts: Int64[np.ndarray, " documents_plus_one"] = np.concatenate([[0], np.cumsum(lengths)])
+
+    @property
+    def rows_per_epoch(self) -> int:
+        return self.store.token_count // self.row_tokens
+
+    @property
+    def unused_tokens(self) -> int:
+        """Tokens at the end of the stream that fill no row, the same ones in each epoch; fewer than `row_tokens`."""
+        return self.store.token_count % self.row_tokens
+
+    def batch(self, first: int, count: int) -> Batch:
+        """Rows `first` .. `first + count - 1`, of as many epochs as that spans."""
+        begins = self._slices(first, count) * self.row_tokens
+        token_ids, document = self._gather(begins[:, None] + np.arange(self.row_tokens))
+        loss_weight = np.ones(token_ids.shape, np.float32)
+        loss_weight[:, -1] = 0
+        return Batch(token_ids, (document - document[:, :1]).astype(np.int32), loss_weight)
+
+    def tokens(self, first: int, count: int) -> Int32[np.ndarray, "R S"]:
+        """Tokens alone, for statistics of what a model was trained on; 4 bytes per token, gathered piece by piece."""
+        tokens = np.empty((count, self.row_tokens), np.int32)
+        for begin in range(0, count, _GATHERED_ROWS):
+            end = min(begin + _GATHERED_ROWS, count)
+            tokens[begin:end] = self.batch(first + begin, end - begin).token_ids
+        return tokens
+
+    def _slices(self, first: int, count: int) -> Int64[np.ndarray, " B"]:
+        """Which slices of the stream the rows `first` .. `first + count - 1` are."""
+        if first < 0:
+            raise EquimoeError("row number", "must not be negative", "Count rows from 0", value=first)
+        epoch, within = np.divmod(np.arange(first, first + count, dtype=np.int64), self.rows_per_epoch)
+        slices = np.empty(count, np.int64)
+        for e in np.unique(epoch):
+            key = _key(self.seed, _ROW_ORDER, int(e))
+            slices[epoch == e] = permuted(within[epoch == e], self.rows_per_epoch, key)
+        return slices
+
+    def _gather(self, positions: Int64[np.ndarray, "B S"]) -> tuple[Int32[np.ndarray, "B S"], Int64[np.ndarray, "B S"]]:
+        """Tokens at positions of the shuffled stream, and the documents (numbered in that stream) that they belong to."""
+        document = np.searchsorted(self.starts, positions, side="right") - 1
+        stored = self.store.starts[self.order[document]] + positions - self.starts[document]
+        return self.store.tokens[stored].astype(np.int32), document
+
+
+def heldout_row_count(store: TokenStore, row_tokens: int) -> int:
+    """Rows that `heldout_batches` fills: each scores up to `row_tokens - 1` targets, of `token_count - 1`."""
+    return -(-(store.token_count - 1) // (row_tokens - 1))
+
+
+def heldout_batches(store: TokenStore, row_tokens: int, batch: int) -> Iterator[Batch]:
+    """All of `store` as batches of one shape, each token but the first a target exactly once.
+
+    Rows start every `row_tokens - 1` tokens. What the last row and the last batch lack is padding: token 0,
+    segment -1, weight 0. Bits per byte is the sum of weighted losses, over log 2, over `store.total_text_bytes`:
+    special tokens count in the numerator, as they are predicted like any other.
+    """
+    _check_row_tokens(row_tokens)
+    if store.token_count < 2:
+        raise EquimoeError("held-out data", "must hold at least 2 tokens", "Add text, or raise data.heldout_fraction", value=store.token_count)
+    rows = heldout_row_count(store, row_tokens)
+    for first in range(0, rows, batch):
+        begins = np.arange(first, first + batch, dtype=np.int64) * (row_tokens - 1)
+        positions = begins[:, None] + np.arange(row_tokens)
+        real = (positions < store.token_count) & (np.arange(first, first + batch) < rows)[:, None]
+        within = np.minimum(positions, store.token_count - 1)
+        document = np.searchsorted(store.starts, within, side="right") - 1
+        token_ids = np.where(real, store.tokens[within], 0).astype(np.int32)
+        segment_ids = np.where(real, document - document[:, :1], PADDING_SEGMENT).astype(np.int32)
+        loss_weight = np.zeros(token_ids.shape, np.float32)
+        loss_weight[:, :-1] = real[:, 1:]
+        yield Batch(token_ids, segment_ids, loss_weight)
+
+
+def permuted(indices: Int64[np.ndarray, " n"], size: int, key: int) -> Int64[np.ndarray, " n"]:
+    """Where a permutation of 0 .. size - 1, chosen by `key`, sends `indices`. No memory beyond the indices.
+
+    A Feistel network over the next power of four, repeated until the value falls below `size`. Written out
+    rather than taken from numpy's generators, whose permutations may change between versions: a run must not.
+    """
+    half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
+    mask = np.uint64((1 << int(half)) - 1)
+    value = np.asarray(indices).astype(np.uint64)
+    outside = np.ones(value.shape, bool)
+    while outside.any():
+        left, right = value[outside] >> half, value[outside] & mask
+        for number in range(_FEISTEL_ROUNDS):
+            left, right = right, left ^ (_mix(right + np.uint64(_key(key, number))) & mask)
+        value[outside] = (left << half) | right
+        outside = value >= np.uint64(size)
+    return value.astype(np.int64)
+
+
+def _key(*parts: int) -> int:
+    """One 64-bit key from several integers; different parts give unrelated keys."""
+    key = np.zeros(1, np.uint64)
+    for part in parts:
+        key = _mix(key ^ np.uint64(part & (1 << 64) - 1))
+    return int(key[0])
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """splitmix64 (Steele, Lea, Flood 2014): a bijection of 64-bit integers that scatters them; wraps on purpose."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _check_row_tokens(row_tokens: int) -> None:
+    if row_tokens < 2:
+        raise EquimoeError("row_tokens", "must be at least 2: a token and its target", "Raise model.max_position_embeddings", value=row_tokens)

@@ -1,0 +1,117 @@
+"""Byte-level BPE: trained on the training split, or read from any `tokenizer.json`.
+
+Every byte has an entry, so any text comes back exactly. Text that looks like a control token, say a document that
+explains `<|end_of_text|>`, is encoded as the plain characters that it is: only code can place a control token.
+Cost: training reads at most `TRAINING_SAMPLE_BYTES` and takes about a second; `tokenizers` encodes on all cores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from equimoe.data.files import write_file
+from equimoe.errors import EquimoeError
+
+__all__ = ["SPECIAL_TOKENS", "TRAINING_SAMPLE_BYTES", "TextTokenizer", "load_tokenizer", "parse_tokenizer", "train_tokenizer"]
+
+BEGIN_OF_TEXT, END_OF_TEXT, PADDING = "<|begin_of_text|>", "<|end_of_text|>", "<|pad|>"
+SPECIAL_TOKENS = (BEGIN_OF_TEXT, END_OF_TEXT, PADDING)  # ids 0, 1, 2; append here, older tokenizers keep their ids
+TRAINING_SAMPLE_BYTES = 2_000_000  # 4,096 entries differ little beyond it; bounds time and memory of the training
+SMALLEST_VOCABULARY = 256 + len(SPECIAL_TOKENS)  # one entry per byte, and the control tokens
+
+# What published tokenizers call them, first match wins; a tokenizer without one has documents without it.
+_BEGIN_NAMES = (BEGIN_OF_TEXT, "<s>", "<bos>", "<|startoftext|>", "[BOS]")
+_END_NAMES = (END_OF_TEXT, "</s>", "<eos>", "<|endoftext|>", "[EOS]")
+_PADDING_NAMES = (PADDING, "<|finetune_right_pad_id|>", "<pad>", "[PAD]")
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """A tokenizer and the ids of its control tokens (None: it has no such token). `size` is the largest id plus one."""
+
+    inner: Tokenizer
+    begin: int | None
+    end: int | None
+    padding: int | None
+    size: int
+    json: str  # exactly what `save` writes and what `sha256` identifies
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.json.encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text alone, no control tokens."""
+        return self.inner.encode(text, add_special_tokens=False).ids
+
+    def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids as a stored document has them, BOS + text + EOS, for many texts at once (all cores).
+
+        About 100 bytes of memory per token until it returns: pass pieces of a few MB.
+        """
+        before = [] if self.begin is None else [self.begin]
+        after = [] if self.end is None else [self.end]
+        encoded = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [before + entry.ids + after for entry in encoded]
+
+    def decode(self, ids: Iterable[int], *, show_control_tokens: bool = False) -> str:
+        """Text of `ids`; control tokens are left out unless asked for."""
+        return self.inner.decode([int(i) for i in ids], skip_special_tokens=not show_control_tokens)
+
+    def save(self, path: str | Path) -> None:
+        """Write `tokenizer.json`, whole or not at all. Other programs of the `tokenizers` family read it."""
+        write_file(Path(path), [self.json.encode()])
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> TextTokenizer:
+    """Byte-level BPE of at most `vocabulary` entries; fewer, if the text has not that many pairs to merge (see `size`).
+
+    Deterministic for one version of `tokenizers`. Pass the training split only, cut to `TRAINING_SAMPLE_BYTES`.
+    """
+    if vocabulary < SMALLEST_VOCABULARY:
+        raise EquimoeError("vocabulary", f"must be at least {SMALLEST_VOCABULARY}: 256 bytes and {len(SPECIAL_TOKENS)} control tokens",
+                           "Raise model.vocab_size", value=vocabulary)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=list(SPECIAL_TOKENS), show_progress=False,
+                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer.train_from_iterator(texts, trainer)
+    return parse_tokenizer(tokenizer.to_str(), "trained tokenizer", vocabulary)
+
+
+def load_tokenizer(path: str | Path, vocabulary: int | None = None) -> TextTokenizer:
+    """Read a `tokenizer.json`. With `vocabulary`, ids that the model has no embedding for are refused."""
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise EquimoeError("data.tokenizer", f"must be `train` or a readable tokenizer.json, but: {error}", "Check the path",
+                           value=str(path)) from error
+    return parse_tokenizer(text, str(path), vocabulary)
+
+
+def parse_tokenizer(text: str, name: str, vocabulary: int | None = None) -> TextTokenizer:
+    """A tokenizer from the content of a tokenizer.json; `name` is what errors call it."""
+    try:
+        inner = Tokenizer.from_str(text)
+    except Exception as error:  # tokenizers raises the bare Exception
+        raise EquimoeError("data.tokenizer", f"must be in the format of the `tokenizers` library, but: {error}",
+                           "Save it with Tokenizer.save, or use `train`", value=name) from error
+    inner.encode_special_tokens = True  # not kept in the file: without it the text `<|end_of_text|>` becomes the token
+    inner.no_truncation()  # a file may carry either, and both would change documents in silence
+    inner.no_padding()
+    entries = inner.get_vocab(with_added_tokens=True)
+    if not entries:
+        raise EquimoeError("data.tokenizer", "must have at least one entry", "Train it first, or use `train`", value=name)
+    size = max(entries.values()) + 1
+    if vocabulary is not None and size > vocabulary:
+        raise EquimoeError("data.tokenizer", f"its largest id is {size - 1}, the model has {vocabulary} entries",
+                           f"Set model.vocab_size to at least {size}, or use another tokenizer", value=name)
+    begin, end, padding = (next((entries[n] for n in names if n in entries), None)
+                           for names in (_BEGIN_NAMES, _END_NAMES, _PADDING_NAMES))
+    return TextTokenizer(inner, begin, end, padding, size, text)

@@ -1,0 +1,44 @@
+"""Errors that say what was wrong, which rule it broke, and what to do about it.
+
+Every error that a user can cause is an `EquimoeError` built from four parts, so that no message can
+forget the remedy: subject (value), rule, remedy. `Problems` gathers several and raises them as one, so
+that a config with three mistakes is fixed in one round and not in three.
+"""
+
+from __future__ import annotations
+
+__all__ = ["EquimoeError", "Problems"]
+
+
+class EquimoeError(Exception):
+    """A mistake that the user can repair. The command line prints it without a traceback and exits 2."""
+
+    def __init__(self, subject: str, rule: str, remedy: str, *, value: object = None):
+        self.subject, self.rule, self.remedy, self.value = subject, rule, remedy, value
+        shown = f" ({value!r})" if value is not None else ""
+        super().__init__(f"{subject}{shown}: {rule}. {remedy}")
+
+
+class Problems:
+    """Collects broken rules; `raise_if_any` raises them all at once.
+
+    >>> problems = Problems("model config")
+    >>> problems.require(8 % 3 == 0, "num_attention_heads", 8, "must be a multiple of num_key_value_heads (3)", "use 9")
+    >>> problems.raise_if_any()
+    Traceback (most recent call last):
+    equimoe.errors.EquimoeError: model config (1 problem): ...
+    """
+
+    def __init__(self, subject: str):
+        self.subject = subject
+        self.found: list[str] = []
+
+    def require(self, holds: bool, name: str, value: object, rule: str, remedy: str) -> None:
+        if not holds:
+            self.found.append(f"{name} ({value!r}): {rule}; {remedy}")
+
+    def raise_if_any(self) -> None:
+        if self.found:
+            count = f"{len(self.found)} problem{'s' if len(self.found) > 1 else ''}"
+            listed = "".join(f"\n  - {line}" for line in self.found)
+            raise EquimoeError(f"{self.subject}, {count}", f"every rule must hold{listed}\n", "Change the values named above")

@@ -1,0 +1,149 @@
+"""Exact softmax attention in blocks: never a [S, S] array, and no work outside the causal band or the window.
+
+What: the online softmax of FlashAttention (arXiv 2205.14135) over a static list of (query block, key block)
+pairs. A pair is on the list only if some query in it may see some key in it, so a local layer costs
+S * (window + block) and not S^2. One `lax.scan` over the list serves forward and backward; the backward
+recomputes each block of probabilities from the saved log-sum-exp (a custom VJP: differentiating the scan
+itself would save its carry for every pair).
+
+Cost: memory B * N * block^2 floats beside q, k, v and the output; compute the band, each block twice in
+the backward.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+__all__ = ["block_pairs", "blocked_attention"]
+
+_MASKED = -1e30  # finite: a row of -inf would make exp(-inf - -inf) a NaN
+DEFAULT_BLOCK = 512
+
+
+def block_pairs(positions: int, block: int, window: int | None) -> np.ndarray:
+    """[pairs, 2] (query block, key block) that hold at least one causal, in-window pair of positions."""
+    blocks = -(-positions // block)
+    pairs = []
+    for q in range(blocks):
+        oldest = 0 if window is None else max(0, q * block - window + 1)
+        pairs += [(q, k) for k in range(oldest // block, q + 1)]
+    return np.asarray(pairs, np.int32)
+
+
+def blocked_attention(
+    q: Float[Array, "B S N H"],
+    k: Float[Array, "B S G H"],
+    v: Float[Array, "B S G H"],
+    segment_ids: Int[Array, "B S"],
+    *,
+    window: int | None,
+    block: int = DEFAULT_BLOCK,
+) -> Float[Array, "B S N H"]:
+    """Causal attention inside documents and, if given, inside the `window` keys that end at the query.
+
+    Scores are q.k / sqrt(H) in float32. Query head n reads key head n // (N / G). A padding query
+    (segment -1) returns zeros.
+    """
+    batch, positions, heads, width = q.shape
+    groups = k.shape[2]
+    block = min(block, positions)
+    padding = -positions % block
+    scaled = (q * jnp.asarray(width**-0.5, q.dtype)).reshape(batch, positions, groups, heads // groups, width)
+    # Head-major blocks: [blocks, B, G, (N/G,) block, H] makes every product below one batched matmul.
+    q_blocks = _to_blocks(_pad(scaled, padding).transpose(0, 2, 3, 1, 4), block)
+    k_blocks = _to_blocks(_pad(k, padding).transpose(0, 2, 1, 3), block)
+    v_blocks = _to_blocks(_pad(v, padding).transpose(0, 2, 1, 3), block)
+    segments = jnp.pad(segment_ids, ((0, 0), (0, padding)), constant_values=-1)
+    segment_blocks = segments.reshape(batch, -1, block).transpose(1, 0, 2)
+    out = _attend(q_blocks, k_blocks, v_blocks, segment_blocks, window)
+    out = jnp.moveaxis(out, 0, 3).reshape(batch, heads, positions + padding, width)
+    return out[:, :, :positions].transpose(0, 2, 1, 3)
+
+
+def _pad(x: Array, padding: int) -> Array:
+    return jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
+
+
+def _to_blocks(x: Float[Array, "*lead S H"], block: int) -> Float[Array, "blocks *lead block H"]:
+    return jnp.moveaxis(x.reshape(*x.shape[:-2], -1, block, x.shape[-1]), -3, 0)
+
+
+def _allowed(segments: Int[Array, "blocks B block"], i, j, window: int | None) -> Array:
+    """Whether query a of block i may read key b of block j: [B, 1, 1, block, block]."""
+    block = segments.shape[-1]
+    query = i * block + jnp.arange(block, dtype=jnp.int32)[:, None]
+    key = j * block + jnp.arange(block, dtype=jnp.int32)[None, :]
+    band = key <= query if window is None else (key <= query) & (key > query - window)
+    ours, theirs = segments[i][:, :, None], segments[j][:, None, :]
+    return (band[None] & (ours == theirs) & (ours >= 0))[:, None, None]
+
+
+def _scores(q: Array, k: Array) -> Float[Array, "B G n block block"]:
+    return jnp.einsum("bgnqh,bgkh->bgnqk", q, k, preferred_element_type=jnp.float32)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _attend(q, k, v, segments, window):
+    return _attend_forward(q, k, v, segments, window)[0]
+
+
+def _attend_forward(q, k, v, segments, window):
+    """Forward scan: running maximum, denominator and numerator per query block (all float32)."""
+    blocks, block = q.shape[0], q.shape[-2]
+
+    def step(carry, pair):
+        top, total, mixed = carry
+        i, j = pair[0], pair[1]
+        scores = jnp.where(_allowed(segments, i, j, window), _scores(q[i], k[j]), _MASKED)
+        new_top = jnp.maximum(top[i], scores.max(axis=-1))
+        # A row without any key yet has top = _MASKED; its exp(0) = 1 entries are removed by the mask below.
+        p = jnp.where(scores > 0.5 * _MASKED, jnp.exp(scores - new_top[..., None]), 0.0)
+        shrink = jnp.exp(top[i] - new_top)
+        total = total.at[i].set(total[i] * shrink + p.sum(axis=-1))
+        update = jnp.einsum("bgnqk,bgkh->bgnqh", p.astype(v.dtype), v[j], preferred_element_type=jnp.float32)
+        mixed = mixed.at[i].set(mixed[i] * shrink[..., None] + update)
+        return (top.at[i].set(new_top), total, mixed), None
+
+    start = (jnp.full(q.shape[:-1], _MASKED, jnp.float32), jnp.zeros(q.shape[:-1], jnp.float32),
+             jnp.zeros(q.shape, jnp.float32))
+    pairs = jnp.asarray(block_pairs(blocks * block, block, window))
+    (top, total, mixed), _ = jax.lax.scan(step, start, pairs)
+    seen = total > 0.0
+    safe_total = jnp.where(seen, total, 1.0)
+    out = (mixed / safe_total[..., None]).astype(q.dtype)
+    log_total = jnp.where(seen, top + jnp.log(safe_total), 0.0)
+    return out, (q, k, v, segments, out, log_total)
+
+
+def _attend_backward(window, saved, d_out):
+    """Backward scan over the same pairs: probabilities again from the log-sum-exp, then the five products."""
+    q, k, v, segments, out, log_total = saved
+    blocks, block = q.shape[0], q.shape[-2]
+    # sum_k p_k dp_k of a row equals out . d_out, so that no pass over the keys is needed for it.
+    delta = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1)
+
+    def step(carry, pair):
+        d_q, d_k, d_v = carry
+        i, j = pair[0], pair[1]
+        allowed = _allowed(segments, i, j, window)
+        p = jnp.where(allowed, jnp.exp(_scores(q[i], k[j]) - log_total[i][..., None]), 0.0)
+        d_v = d_v.at[j].add(jnp.einsum("bgnqk,bgnqh->bgkh", p.astype(q.dtype), d_out[i],
+                                       preferred_element_type=jnp.float32))
+        d_p = jnp.einsum("bgnqh,bgkh->bgnqk", d_out[i], v[j], preferred_element_type=jnp.float32)
+        d_scores = (p * (d_p - delta[i][..., None])).astype(q.dtype)
+        d_q = d_q.at[i].add(jnp.einsum("bgnqk,bgkh->bgnqh", d_scores, k[j], preferred_element_type=jnp.float32))
+        d_k = d_k.at[j].add(jnp.einsum("bgnqk,bgnqh->bgkh", d_scores, q[i], preferred_element_type=jnp.float32))
+        return (d_q, d_k, d_v), None
+
+    zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in (q, k, v))
+    pairs = jnp.asarray(block_pairs(blocks * block, block, window))
+    (d_q, d_k, d_v), _ = jax.lax.scan(step, zeros, pairs)
+    return d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype), None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)

@@ -1,0 +1,53 @@
+"""Routed and shared experts: SwiGLU MLPs, stacked."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from equimoe.model.grouped_matmul import grouped_matmul
+from equimoe.model.norm import rms_norm
+from equimoe.parallel.local import Dispatch
+
+__all__ = ["Experts", "Latent", "SharedExperts"]
+
+
+class Latent(eqx.Module):
+    """The narrow space that routed experts work in (LatentMoE, arXiv 2601.18089): only L-wide rows travel."""
+
+    down: Float[Array, "*layer D L"]
+    gain: Float[Array, "*layer L"]
+    up: Float[Array, "*layer L D"]
+
+    def enter(self, x: Float[Array, "T D"], eps: float) -> Float[Array, "T L"]:
+        return rms_norm(x @ self.down.astype(x.dtype), self.gain, eps)
+
+    def leave(self, z: Float[Array, "T L"]) -> Float[Array, "T D"]:
+        return z @ self.up.astype(z.dtype)
+
+
+class Experts(eqx.Module):
+    """E routed SwiGLU experts on rows that the dispatch has grouped by expert."""
+
+    gate: Float[Array, "*layer E L I"]
+    up: Float[Array, "*layer E L I"]
+    down: Float[Array, "*layer E I L"]
+
+    def __call__(self, rows: Float[Array, "P L"], plan: Dispatch) -> Float[Array, "P L"]:
+        inner = jax.nn.silu(grouped_matmul(rows, self.gate, plan)) * grouped_matmul(rows, self.up, plan)
+        return grouped_matmul(inner, self.down, plan)
+
+
+class SharedExperts(eqx.Module):
+    """J SwiGLU experts that every token passes through, summed: one SwiGLU of width J * F."""
+
+    gate: Float[Array, "*layer J D F"]
+    up: Float[Array, "*layer J D F"]
+    down: Float[Array, "*layer J F D"]
+
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        gate = jnp.einsum("td,jdf->tjf", x, self.gate.astype(x.dtype))
+        up = jnp.einsum("td,jdf->tjf", x, self.up.astype(x.dtype))
+        return jnp.einsum("tjf,jfd->td", jax.nn.silu(gate) * up, self.down.astype(x.dtype))

@@ -1,0 +1,46 @@
+"""The Mixture-of-Experts half of a block: route, dispatch, compute, combine, and the shared experts beside it."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Float, Int
+
+from equimoe.config import ModelConfig
+from equimoe.model.experts import Experts, Latent, SharedExperts
+from equimoe.model.router import Router, Routing
+from equimoe.model.short_conv import short_conv
+from equimoe.parallel.local import Dispatch, combine, dispatch, plan_dispatch
+
+__all__ = ["MoE"]
+
+
+class MoE(eqx.Module):
+    """Router, latent projections, routed experts and shared experts of one layer (hero_spec section 2)."""
+
+    router: Router
+    latent: Latent | None
+    experts: Experts
+    shared: SharedExperts | None
+    conv_out: Float[Array, "*layer lag D"] | None
+
+    def __call__(
+        self, x: Float[Array, "B S D"], segment_ids: Int[Array, "B S"], config: ModelConfig
+    ) -> tuple[Float[Array, "B S D"], Routing, Dispatch]:
+        """The branch's output, the router's decisions and the dispatch record. Padding gets no routed expert."""
+        flat = x.reshape(-1, x.shape[-1])
+        with jax.named_scope("router"):
+            routing = self.router(flat, segment_ids.reshape(-1) >= 0, config.num_experts_per_tok)
+        with jax.named_scope("dispatch"):
+            narrow = flat if self.latent is None else self.latent.enter(flat, config.rms_norm_eps)
+            plan = plan_dispatch(routing.selected, routing.valid, config.num_experts)
+            rows = dispatch(narrow, plan)
+        with jax.named_scope("experts"):
+            rows = self.experts(rows, plan)
+        with jax.named_scope("combine"):
+            routed = combine(rows, routing.weights, plan)
+            out = routed if self.latent is None else self.latent.leave(routed)
+        if self.shared is not None:
+            out = out + self.shared(flat)
+        out = out.reshape(x.shape)
+        return (out if self.conv_out is None else short_conv(out, self.conv_out, segment_ids)), routing, plan

@@ -1,0 +1,42 @@
+"""Normalisation: RMS with a gain, RMS per head without parameters, and the GatedNorm that follows every norm site.
+
+Statistics are float32 whatever the compute dtype: a bfloat16 mean of squares over 6,144 entries loses
+the digits that the normalisation is there to fix.
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+__all__ = ["QK_EPS", "GatedNorm", "rms_norm", "unit_rms"]
+
+QK_EPS = 1e-6  # hero_spec section 1: eps of the parameter-free norms (query/key, XSA)
+
+
+def unit_rms(x: Float[Array, "*batch width"], eps: float) -> Float[Array, "*batch width"]:
+    """x / sqrt(mean(x^2) + eps) over the last axis, in x's dtype, statistics in float32."""
+    x32 = x.astype(jnp.float32)
+    return (x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)).astype(x.dtype)
+
+
+def rms_norm(x: Float[Array, "*batch width"], gain: Float[Array, " width"], eps: float) -> Float[Array, "*batch width"]:
+    """RMSNorm with a learned gain (hero_spec section 2)."""
+    x32 = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    return jnp.einsum("...c,c->...c", x32 * scale, gain.astype(jnp.float32)).astype(x.dtype)
+
+
+class GatedNorm(eqx.Module):
+    """RMSNorm, then a low-rank gate on its own output: n * sigmoid(silu(n @ down) @ up) (arXiv 2601.22966)."""
+
+    gain: Float[Array, "*layer D"]
+    down: Float[Array, "*layer D R"]
+    up: Float[Array, "*layer R D"]
+
+    def __call__(self, x: Float[Array, "*batch D"], eps: float) -> Float[Array, "*batch D"]:
+        normed = rms_norm(x, self.gain, eps)
+        gate = jax.nn.silu(normed @ self.down.astype(x.dtype)) @ self.up.astype(x.dtype)
+        return normed * jax.nn.sigmoid(gate)

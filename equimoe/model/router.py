@@ -1,0 +1,63 @@
+"""The router: sigmoid scores, a bias that only selects, and the (K+1)-th score as the margin (hero_spec section 2).
+
+All in float32, whatever the compute dtype: two bfloat16 logits of a 384-way router tie often, and a tie
+resolved by index sends tokens to low-numbered experts.
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32
+
+__all__ = ["COMBINE_TOTAL", "Router", "Routing", "RoutingStatistics", "routing_statistics"]
+
+COMBINE_TOTAL = 2.5  # the K combine weights of a token sum to this (hero_spec section 2)
+
+
+class Routing(eqx.Module):
+    """What the router decided for each token of one layer."""
+
+    logits: Float32[Array, "*layer T E"]  # unbiased
+    selected: Int32[Array, "*layer T K"]  # by biased logit, best first
+    alpha: Float32[Array, "*layer T"]  # the (K+1)-th largest biased logit
+    weights: Float32[Array, "*layer T K"]  # combine weights, sum COMBINE_TOTAL
+    valid: Bool[Array, "*layer T"]  # False: padding, that gets no expert and counts nowhere
+
+
+class RoutingStatistics(eqx.Module):
+    """Per-layer sums that training keeps instead of [T, E] arrays. Means are over valid tokens."""
+
+    load: Int32[Array, "*layer E"]  # assignments per expert
+    entropy: Float32[Array, "*layer"]  # of the load distribution, nats
+    z: Float32[Array, "*layer"]  # mean logsumexp(logits)^2, logged only
+
+
+class Router(eqx.Module):
+    """`weight` is trained by Adam; `bias` is set from the betas of the last step and takes no gradient."""
+
+    weight: Float[Array, "*layer D E"]
+    bias: Float[Array, "*layer E"]
+
+    def __call__(self, x: Float[Array, "T D"], valid: Bool[Array, " T"], k: int) -> Routing:
+        logits = jnp.einsum("td,de->te", x.astype(jnp.float32), self.weight.astype(jnp.float32))
+        biased = logits + jax.lax.stop_gradient(self.bias).astype(jnp.float32)[None, :]
+        best, experts = jax.lax.top_k(jax.lax.stop_gradient(biased), k + 1)
+        selected = experts[:, :k].astype(jnp.int32)
+        scores = jax.nn.sigmoid(jnp.take_along_axis(logits, selected, axis=1))
+        weights = COMBINE_TOTAL * scores / jnp.sum(scores, axis=1, keepdims=True)
+        return Routing(logits=logits, selected=selected, alpha=best[:, k], weights=weights, valid=valid)
+
+
+def routing_statistics(routing: Routing, rows_per_expert: Int[Array, " E"]) -> RoutingStatistics:
+    """Load, its entropy -sum p log(p + 1e-6), and the router z."""
+    load = rows_per_expert.astype(jnp.int32)
+    p = load.astype(jnp.float32) / jnp.maximum(jnp.sum(load), 1).astype(jnp.float32)
+    count = jnp.maximum(jnp.sum(routing.valid, dtype=jnp.int32), 1).astype(jnp.float32)
+    squares = jnp.square(jax.nn.logsumexp(routing.logits, axis=1))
+    return RoutingStatistics(
+        load=load,
+        entropy=-jnp.sum(p * jnp.log(p + 1e-6)),
+        z=jnp.sum(jnp.where(routing.valid, squares, 0.0)) / count,
+    )

@@ -1,0 +1,1 @@
+"""What is minimised. One module an objective."""

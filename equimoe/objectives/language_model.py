@@ -1,0 +1,98 @@
+"""The pretraining objective: weighted next-token cross entropy with a logit z-loss (hero_spec section 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32, Int
+
+from equimoe.errors import EquimoeError
+from equimoe.model.loss import cross_entropy
+from equimoe.model.quantile_balancing import histogram_betas
+from equimoe.model.router import RoutingStatistics, routing_statistics
+from equimoe.model.transformer import QB_BINS, Transformer, forward
+
+__all__ = ["LayerStatistics", "LossTerms", "loss", "loss_and_terms", "next_token_weights"]
+
+Z_LOSS = 1e-4  # weight of logsumexp(logits)^2 in training (hero_spec section 2)
+
+
+class LayerStatistics(eqx.Module):
+    """Per layer, what the router did in this batch."""
+
+    routing: RoutingStatistics
+    beta: Float32[Array, "*layer E"]
+    dropped: Int[Array, "*layer"]  # assignments lost in transport, sender and receiver
+    skipped_padding: Int[Array, "*layer"]
+
+
+class LossTerms(eqx.Module):
+    """The parts of the loss; sums are over positions, weighted."""
+
+    cross_entropy: Float32[Array, ""]  # mean
+    z: Float32[Array, ""]  # mean logsumexp^2, before its weight
+    weight: Float32[Array, ""]  # sum of loss weights
+    layers: LayerStatistics
+
+
+def next_token_weights(token_ids: Int[Array, "B S"], segment_ids: Int[Array, "B S"] | None) -> Float32[Array, "B S"]:
+    """Weight 1 where a next token exists in the row: 0 at the last position, on padding and before it."""
+    shape = token_ids.shape
+    real = jnp.ones(shape, bool) if segment_ids is None else segment_ids >= 0
+    has_next = jnp.concatenate([real[:, 1:], jnp.zeros((shape[0], 1), bool)], axis=1)
+    return (real & has_next).astype(jnp.float32)
+
+
+def loss_and_terms(
+    model: Transformer,
+    token_ids: Int[Array, "B S"],
+    segment_ids: Int[Array, "B S"] | None = None,
+    loss_weight: Float[Array, "B S"] | None = None,
+    *,
+    z_loss: float = Z_LOSS,
+    qb_bins: int = QB_BINS,
+    compute_dtype: Any = jnp.float32,
+) -> tuple[Float32[Array, ""], LossTerms]:
+    """sum(w * (cross entropy + z_loss * logsumexp^2)) / sum(w), and its parts.
+
+    The target of position t is the token at t + 1 of the same row, also across a document border. Without
+    `loss_weight`, `next_token_weights`. A batch without any weight has loss 0.
+    """
+    weight = next_token_weights(token_ids, segment_ids) if loss_weight is None else loss_weight
+    if weight.shape != token_ids.shape:
+        raise EquimoeError("loss_weight", f"must have the shape of token_ids, {list(token_ids.shape)}",
+                           "Give one weight per position", value=list(weight.shape))
+
+    def observe(routing, plan):
+        k = routing.selected.shape[-1]
+        return LayerStatistics(
+            routing=routing_statistics(routing, plan.rows_per_expert),
+            beta=histogram_betas(routing.logits, routing.alpha, routing.valid, k, qb_bins),
+            dropped=plan.dropped_at_sender + plan.dropped_at_receiver,
+            skipped_padding=plan.skipped_padding,
+        )
+
+    hidden, layers = forward(model, token_ids, segment_ids, compute_dtype=compute_dtype, observe=observe)
+    targets = jnp.concatenate([token_ids[:, 1:], token_ids[:, :1]], axis=1)  # the last one has no weight
+    per_token, log_total = cross_entropy(hidden.reshape(-1, hidden.shape[-1]), model.lm_head, targets.reshape(-1))
+    flat = weight.reshape(-1).astype(jnp.float32)
+    total = jnp.sum(flat)
+    scale = 1.0 / jnp.where(total > 0.0, total, 1.0)
+    mean_ce = jnp.sum(flat * per_token) * scale
+    mean_z = jnp.sum(flat * jnp.square(log_total)) * scale
+    return mean_ce + z_loss * mean_z, LossTerms(cross_entropy=mean_ce, z=mean_z, weight=total, layers=layers)
+
+
+def loss(
+    model: Transformer,
+    token_ids: Int[Array, "B S"],
+    segment_ids: Int[Array, "B S"] | None = None,
+    loss_weight: Float[Array, "B S"] | None = None,
+    *,
+    z_loss: float = Z_LOSS,
+    compute_dtype: Any = jnp.float32,
+) -> Float32[Array, ""]:
+    """The scalar of `loss_and_terms`. `z_loss=0` is the evaluation loss."""
+    return loss_and_terms(model, token_ids, segment_ids, loss_weight, z_loss=z_loss, compute_dtype=compute_dtype)[0]
