@@ -1,4 +1,4 @@
-"""What a model must beat: unigram, Kneser-Ney bigram and zlib, in bits per byte on the targets that the model is scored on.
+"""What a model must beat: unigram, Kneser-Ney bigram and zlib, in bits per byte on the model's own targets.
 
 A loss says little alone. These three say what counting can do: how often each token occurs, which token
 follows which, and what a general compressor finds in the held-out text itself without any training text.
@@ -21,7 +21,15 @@ from jaxtyping import Float64, Int32, Int64
 from equimoe.data.rows import Batch
 from equimoe.errors import EquimoeError
 
-__all__ = ["Baselines", "KneserNeyBigram", "Unigram", "baselines", "bits_per_byte", "scored_pairs", "zlib_bits_per_byte"]
+__all__ = [
+    "Baselines",
+    "KneserNeyBigram",
+    "Unigram",
+    "baselines",
+    "bits_per_byte",
+    "scored_pairs",
+    "zlib_bits_per_byte",
+]
 
 DISCOUNT = 0.75  # absolute discount per pair seen; near optimal on text (Ney, Essen, Kneser 1994)
 ZLIB_LEVEL = 9
@@ -36,12 +44,16 @@ class Baselines:
     zlib: float
 
 
-def baselines(train_tokens: Int32[np.ndarray, "R S"], heldout: Iterable[Batch], text: bytes, vocabulary: int) -> Baselines:
+def baselines(
+    train_tokens: Int32[np.ndarray, "R S"], heldout: Iterable[Batch], text: bytes, vocabulary: int
+) -> Baselines:
     """All three; `text` is the held-out documents' text, as `Prepared.heldout_text` gives it."""
     previous, target = scored_pairs(heldout)
-    return Baselines(bits_per_byte(Unigram(train_tokens, vocabulary).log_probability(previous, target), len(text)),
-                     bits_per_byte(KneserNeyBigram(train_tokens, vocabulary).log_probability(previous, target), len(text)),
-                     zlib_bits_per_byte(text))
+    return Baselines(
+        bits_per_byte(Unigram(train_tokens, vocabulary).log_probability(previous, target), len(text)),
+        bits_per_byte(KneserNeyBigram(train_tokens, vocabulary).log_probability(previous, target), len(text)),
+        zlib_bits_per_byte(text),
+    )
 
 
 def scored_pairs(batches: Iterable[Batch]) -> tuple[Int32[np.ndarray, " T"], Int32[np.ndarray, " T"]]:
@@ -71,7 +83,9 @@ class Unigram:
         counts = np.bincount(_checked(train_tokens, vocabulary).ravel(), minlength=vocabulary)
         self.log_p: Float64[np.ndarray, " V"] = np.log((counts + 1) / (counts.sum() + vocabulary))
 
-    def log_probability(self, previous: Int32[np.ndarray, " T"], target: Int32[np.ndarray, " T"]) -> Float64[np.ndarray, " T"]:
+    def log_probability(
+        self, previous: Int32[np.ndarray, " T"], target: Int32[np.ndarray, " T"]
+    ) -> Float64[np.ndarray, " T"]:
         """Natural logarithm of p(target); `previous` is not looked at."""
         return self.log_p[target]
 
@@ -89,7 +103,9 @@ class KneserNeyBigram:
     def __init__(self, train_tokens: Int32[np.ndarray, "R S"], vocabulary: int, discount: float = DISCOUNT):
         tokens = _checked(train_tokens, vocabulary).astype(np.int64)
         if tokens.shape[1] < 2:
-            raise EquimoeError("train_tokens", "rows must have at least 2 tokens, a pair", "Pass longer rows", value=tokens.shape)
+            raise EquimoeError(
+                "train_tokens", "rows must have at least 2 tokens, a pair", "Pass longer rows", value=tokens.shape
+            )
         self.vocabulary = vocabulary
         self.pairs, counts = np.unique((tokens[:, :-1] * vocabulary + tokens[:, 1:]).ravel(), return_counts=True)
         first, second = np.divmod(self.pairs, vocabulary)
@@ -97,11 +113,15 @@ class KneserNeyBigram:
         kinds = np.bincount(first, minlength=vocabulary)
         before = np.bincount(second, minlength=vocabulary)
         words = np.count_nonzero(before)
-        self.lower: Float64[np.ndarray, " V"] = (np.maximum(before - discount, 0) + discount * words / vocabulary) / len(self.pairs)
+        self.lower: Float64[np.ndarray, " V"] = (
+            np.maximum(before - discount, 0) + discount * words / vocabulary
+        ) / len(self.pairs)
         self.spared: Float64[np.ndarray, " V"] = np.where(total > 0, discount * kinds / np.maximum(total, 1), 1.0)
         self.seen: Float64[np.ndarray, " pairs"] = np.maximum(counts - discount, 0) / total[first]
 
-    def log_probability(self, previous: Int32[np.ndarray, " T"], target: Int32[np.ndarray, " T"]) -> Float64[np.ndarray, " T"]:
+    def log_probability(
+        self, previous: Int32[np.ndarray, " T"], target: Int32[np.ndarray, " T"]
+    ) -> Float64[np.ndarray, " T"]:
         """Natural logarithm of p(target | previous)."""
         wanted: Int64[np.ndarray, " T"] = previous.astype(np.int64) * self.vocabulary + target
         place = np.minimum(np.searchsorted(self.pairs, wanted), len(self.pairs) - 1)
@@ -110,8 +130,8 @@ class KneserNeyBigram:
 
 
 def _checked(tokens: Int32[np.ndarray, "R S"], vocabulary: int) -> Int32[np.ndarray, "R S"]:
-    if tokens.ndim != 2 or tokens.size == 0:
-        raise EquimoeError("train_tokens", "must be rows of tokens, [R, S], at least one", "Use Rows.tokens", value=tokens.shape)
+    if tokens.size == 0:
+        raise EquimoeError("train_tokens", "must hold at least one row", "Train for a step first", value=tokens.shape)
     if not 0 <= tokens.min() <= tokens.max() < vocabulary:
         raise EquimoeError("train_tokens", f"must be in [0, {vocabulary})", "Pass the model's vocabulary",
                            value=(int(tokens.min()), int(tokens.max())))

@@ -72,7 +72,9 @@ class EmbeddedCorpus:
                 yield json.loads(line)["text"]
 
 
-def embedded_corpus(packages: Sequence[str] | None = None, log: Callable[[str], None] = lambda line: None) -> EmbeddedCorpus:
+def embedded_corpus(
+    packages: Sequence[str] | None = None, log: Callable[[str], None] = lambda line: None
+) -> EmbeddedCorpus:
     """The corpus of `packages` (default: all of `PACKAGES`), from the cache if it is whole, else extracted.
 
     Packages that are not installed are skipped and named in `record["missing"]` and in the log.
@@ -129,7 +131,12 @@ def _locate(names: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
         else:
             roots[name] = [str(spec.origin)]
     if not roots:
-        raise EquimoeError("embedded corpus", "at least one package must be installed", "Install one of them or name files", value=sorted(names))
+        raise EquimoeError(
+            "embedded corpus",
+            "at least one package must be installed",
+            "Install one of them or name files",
+            value=sorted(names),
+        )
     return roots, missing
 
 
@@ -198,7 +205,9 @@ def _parse_all(roots: dict[str, list[str]]) -> Iterator[tuple[str, tuple[list, d
 
 
 def _parse_in_process(folders: list[str]) -> tuple[list, dict]:
-    start = "import sys; sys.path.insert(0, sys.argv[1]); from equimoe.data.embedded import _worker; _worker(sys.argv[2:])"
+    start = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from equimoe.data.embedded import _worker; _worker(sys.argv[2:])"
+    )
     here = str(Path(__file__).resolve().parents[2])
     command = [sys.executable, "-I", "-X", "utf8", "-c", start, here, *folders]
     done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)

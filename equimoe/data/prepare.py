@@ -7,8 +7,8 @@ documents in order of hash until `heldout_max_bytes`; the others stay reserved, 
 are counted. If the share falls empty (few documents), the document of the smallest hash is held out; two different
 documents are needed. Near duplicates are not looked for.
 
-Cost: the corpus is read three times (hash, tokenizer sample, tokens), embedded 16.4 MB in about 7 s on 2 cores.
-Memory: 24 bytes per document, and about 100 times the larger of 4 MB of text and the longest document / 4.
+Cost: the corpus is read three times (hash, tokenizer sample, tokens); the 16.4 MB of `embedded` take about 10 s on
+2 cores. Memory: 24 bytes per document, about 200 MB, and some 10 times the longest document.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ import tokenizers
 from equimoe.data.files import aside, cache_folder, remove_stale, sync_folder, write_file
 from equimoe.data.source import SourceCounts, documents
 from equimoe.data.store import FORMAT_VERSION, StoreWriter, TokenStore
-from equimoe.data.tokenizer import TRAINING_SAMPLE_BYTES, TextTokenizer, load_tokenizer, train_tokenizer
+from equimoe.data.tokenizer import (
+    ENCODE_CHARACTERS,
+    TRAINING_SAMPLE_BYTES,
+    TextTokenizer,
+    load_tokenizer,
+    train_tokenizer,
+)
 from equimoe.errors import EquimoeError
 from equimoe.recipe import Data
 
@@ -36,7 +42,6 @@ __all__ = ["Prepared", "Scan", "prepare", "scan", "split"]
 
 Log = Callable[[str], None]
 TRAIN, HELDOUT, RESERVED = 0, 1, 2
-ENCODE_CHARACTERS = 1_000_000  # text handed to the tokenizer at once
 PREPARE_VERSION = 1  # raise it when the split, the sample or the layout of the folder changes
 RECORD = "prepared.json"
 
@@ -107,7 +112,7 @@ def prepare(data: Data, vocabulary: int, log: Log = lambda line: None) -> Prepar
             found = _publish(temporary, folder, settings)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    found = replace(found, record={**found.record, "sources": asdict(counts)})  # the same text may come from other files
+    found = replace(found, record={**found.record, "sources": asdict(counts)})  # the same text may have moved
     for line in _summary(found):
         log(line)
     return found
@@ -122,15 +127,21 @@ def scan(texts: Iterable[str]) -> Scan:
         digest.update(own)
         entries += own[:16] + len(raw).to_bytes(8, "big")
     table = np.frombuffer(bytes(entries), ">u8").reshape(-1, 3)
-    return Scan(table[:, 0].astype(np.uint64), table[:, 1].astype(np.uint64), table[:, 2].astype(np.int64), digest.hexdigest())
+    return Scan(
+        table[:, 0].astype(np.uint64), table[:, 1].astype(np.uint64), table[:, 2].astype(np.int64), digest.hexdigest()
+    )
 
 
 def split(scanned: Scan, fraction: float, heldout_bytes: int) -> tuple[np.ndarray, dict[int, int]]:
     """Side of every document, and {held-out document that evaluation reads: bytes of it to read}."""
     hashes = scanned.split_hash
     if hashes.size == 0 or hashes.min() == hashes.max():
-        raise EquimoeError("data.path", "must hold at least two different documents, one to hold out",
-                           "Cut the text into several files (a text file is one document), or use .jsonl", value=int(hashes.size))
+        raise EquimoeError(
+            "data.path",
+            "must hold at least two different documents, one to hold out",
+            "Cut the text into several files (a text file is one document), or use .jsonl",
+            value=int(hashes.size),
+        )
     threshold = np.uint64(min(int(fraction * 2.0**64), 2**64 - 1))
     threshold = min(max(threshold, hashes.min() + np.uint64(1)), hashes.max())  # neither side empty
     sides = np.where(hashes < threshold, RESERVED, TRAIN).astype(np.uint8)
@@ -198,8 +209,12 @@ def _unchanged(data: Data, scanned: Scan) -> Iterator[str]:
         if index < len(scanned.sizes):
             yield text
     if digest.hexdigest() != scanned.sha256:
-        raise EquimoeError("data.path", "files must not change while they are being prepared, they did", "Run it again when they are complete",
-                           value=data.path)
+        raise EquimoeError(
+            "data.path",
+            "files must not change while they are being prepared, they did",
+            "Run it again when they are complete",
+            value=data.path,
+        )
 
 
 def _chunks(texts: Iterator[str], sides: np.ndarray, limits: dict[int, int]) -> Iterator[list[tuple[int, str]]]:
@@ -241,7 +256,12 @@ def _publish(temporary: Path, folder: Path, settings: dict) -> Prepared:
         if found is not None:
             return found
         if not temporary.exists():
-            raise EquimoeError("data cache", "what was just written must be readable", "Check the disk; $EQUIMOE_CACHE moves it", value=str(folder))
+            raise EquimoeError(
+                "data cache",
+                "what was just written must be readable",
+                "Check the disk; $EQUIMOE_CACHE moves it",
+                value=str(folder),
+            )
         damaged = aside(folder)
         with contextlib.suppress(FileNotFoundError):  # another process may be repairing it too
             os.rename(folder, damaged)
@@ -251,14 +271,19 @@ def _publish(temporary: Path, folder: Path, settings: dict) -> Prepared:
 def _summary(prepared: Prepared) -> Iterator[str]:
     record = prepared.record
     sources = record["sources"]
-    yield (f"data: {sources['documents']:,} documents, {sources['text_bytes']:,} bytes from {len(sources['per_source'])} sources"
-           f" ({sources['skipped_empty']} empty documents, {sources['skipped_repeated_files']} repeated files skipped);"
-           f" sha256 {record['corpus_sha256'][:16]}")
+    yield (
+        f"data: {sources['documents']:,} documents, {sources['text_bytes']:,} bytes"
+        f" from {len(sources['per_source'])} sources"
+        f" ({sources['skipped_empty']} empty documents, {sources['skipped_repeated_files']} repeated files skipped);"
+        f" sha256 {record['corpus_sha256'][:16]}"
+    )
     for name in ("train", "heldout"):
         part = record[name]
         yield (f"data: {name}: {part['documents']:,} documents, {part['text_bytes']:,} bytes, {part['tokens']:,} tokens"
                f" = {part['text_bytes'] / part['tokens']:.2f} bytes per token")
-    yield (f"data: held out but not read: {record['reserved']['documents']:,} documents, {record['reserved']['text_bytes']:,} bytes;"
-           f" cut from those read: {record['heldout_cut_bytes']:,} bytes")
+    yield (
+        f"data: held out but not read: {record['reserved']['documents']:,} documents,"
+        f" {record['reserved']['text_bytes']:,} bytes; cut from those read: {record['heldout_cut_bytes']:,} bytes"
+    )
     yield (f"data: tokenizer: {record['tokenizer_entries']:,} of {record['vocabulary']:,} entries;"
            f" sha256 {record['tokenizer_sha256'][:16]}; stored in {prepared.folder}")

@@ -48,8 +48,12 @@ class Rows:
     def __init__(self, store: TokenStore, row_tokens: int, seed: int = 0):
         _check_row_tokens(row_tokens)
         if store.token_count < row_tokens:
-            raise EquimoeError("training data", f"must hold at least one row of {row_tokens} tokens, it holds {store.token_count}",
-                               "Add text, or lower model.max_position_embeddings", value=str(store.folder))
+            raise EquimoeError(
+                "training data",
+                f"must hold at least one row of {row_tokens} tokens, it holds {store.token_count}",
+                "Add text, or lower model.max_position_embeddings",
+                value=str(store.folder),
+            )
         self.store, self.row_tokens, self.seed = store, row_tokens, seed
         self.order = permuted(np.arange(store.document_count), store.document_count, _key(seed, _DOCUMENT_ORDER))
         lengths = np.diff(store.starts)[self.order]
@@ -92,7 +96,7 @@ class Rows:
         return slices
 
     def _gather(self, positions: Int64[np.ndarray, "B S"]) -> tuple[Int32[np.ndarray, "B S"], Int64[np.ndarray, "B S"]]:
-        """Tokens at positions of the shuffled stream, and the documents (numbered in that stream) that they belong to."""
+        """Tokens at positions of the shuffled stream, and which document of that stream each is in."""
         document = np.searchsorted(self.starts, positions, side="right") - 1
         stored = self.store.starts[self.order[document]] + positions - self.starts[document]
         return self.store.tokens[stored].astype(np.int32), document
@@ -112,7 +116,12 @@ def heldout_batches(store: TokenStore, row_tokens: int, batch: int) -> Iterator[
     """
     _check_row_tokens(row_tokens)
     if store.token_count < 2:
-        raise EquimoeError("held-out data", "must hold at least 2 tokens", "Add text, or raise data.heldout_fraction", value=store.token_count)
+        raise EquimoeError(
+            "held-out data",
+            "must hold at least 2 tokens",
+            "Add text, or raise data.heldout_fraction",
+            value=store.token_count,
+        )
     rows = heldout_row_count(store, row_tokens)
     for first in range(0, rows, batch):
         begins = np.arange(first, first + batch, dtype=np.int64) * (row_tokens - 1)
@@ -135,12 +144,13 @@ def permuted(indices: Int64[np.ndarray, " n"], size: int, key: int) -> Int64[np.
     """
     half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)
+    round_keys = [np.uint64(_key(key, number)) for number in range(_FEISTEL_ROUNDS)]
     value = np.asarray(indices).astype(np.uint64)
     outside = np.ones(value.shape, bool)
     while outside.any():
         left, right = value[outside] >> half, value[outside] & mask
-        for number in range(_FEISTEL_ROUNDS):
-            left, right = right, left ^ (_mix(right + np.uint64(_key(key, number))) & mask)
+        for round_key in round_keys:
+            left, right = right, left ^ (_mix(right + round_key) & mask)
         value[outside] = (left << half) | right
         outside = value >= np.uint64(size)
     return value.astype(np.int64)
@@ -164,4 +174,9 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 def _check_row_tokens(row_tokens: int) -> None:
     if row_tokens < 2:
-        raise EquimoeError("row_tokens", "must be at least 2: a token and its target", "Raise model.max_position_embeddings", value=row_tokens)
+        raise EquimoeError(
+            "row_tokens",
+            "must be at least 2: a token and its target",
+            "Raise model.max_position_embeddings",
+            value=row_tokens,
+        )

@@ -21,7 +21,7 @@ from equimoe.recipe import Data
 __all__ = ["EMBEDDED", "SourceCounts", "documents", "find_files"]
 
 EMBEDDED = "embedded"
-FOLDER_SUFFIXES = (".txt", ".md", ".rst", ".jsonl")  # what is read from a folder; a file named directly may end in anything
+FOLDER_SUFFIXES = (".txt", ".md", ".rst", ".jsonl")  # read from a folder; a file named directly may end in anything
 
 
 @dataclass
@@ -35,7 +35,9 @@ class SourceCounts:
     per_source: dict[str, dict] = field(default_factory=dict)  # file, or `embedded` with its versions and sha256
 
 
-def documents(data: Data, counts: SourceCounts | None = None, log: Callable[[str], None] = lambda line: None) -> Iterator[str]:
+def documents(
+    data: Data, counts: SourceCounts | None = None, log: Callable[[str], None] = lambda line: None
+) -> Iterator[str]:
     """Yield every non-empty document of `data`; `counts` is filled while you read.
 
     Raises EquimoeError where nothing matches, a file cannot be read or decoded, or no document has any text.
@@ -55,8 +57,12 @@ def documents(data: Data, counts: SourceCounts | None = None, log: Callable[[str
             counts.text_bytes += size
             yield text
     if counts.documents == 0:
-        raise EquimoeError("data.path", f"at least one document must have text ({counts.skipped_empty} empty ones were read)",
-                           "Name files with text in them", value=data.path)
+        raise EquimoeError(
+            "data.path",
+            f"at least one document must have text ({counts.skipped_empty} empty ones were read)",
+            "Name files with text in them",
+            value=data.path,
+        )
 
 
 def find_files(element: str) -> list[str]:
@@ -71,7 +77,10 @@ def find_files(element: str) -> list[str]:
         return [expanded]
     found: list[str] = []
     for match in sorted(glob.glob(expanded, recursive=True)):
-        found += _in_folder(match) if os.path.isdir(match) and "**" not in expanded else [match] * (not os.path.isdir(match))
+        if not os.path.isdir(match):
+            found.append(match)
+        elif "**" not in expanded:  # `**` has matched the files below by itself
+            found += _in_folder(match)
     return found
 
 
@@ -91,8 +100,12 @@ def _sources(data: Data, counts: SourceCounts) -> list[str]:
     for element in _elements(data.path):
         names = [EMBEDDED] if element == EMBEDDED else find_files(element)
         if not names:
-            raise EquimoeError("data.path", f"every element must match a file (folders are searched for {', '.join(FOLDER_SUFFIXES)})",
-                               f"Check the spelling; the working folder is {os.getcwd()}", value=element)
+            raise EquimoeError(
+                "data.path",
+                f"every element must match a file (folders are searched for {', '.join(FOLDER_SUFFIXES)})",
+                f"Check the spelling; the working folder is {os.getcwd()}",
+                value=element,
+            )
         for name in names:
             identity = name if name == EMBEDDED else os.path.realpath(name)
             if identity in seen:
@@ -103,15 +116,19 @@ def _sources(data: Data, counts: SourceCounts) -> list[str]:
     return ordered
 
 
-def _elements(path: str | tuple[str, ...]) -> list[str]:
+def _elements(path: str | tuple[str, ...] | None) -> list[str]:
     """The elements of a path; a single name with a comma in it that exists is not cut."""
-    if not isinstance(path, str):
+    if path is None:  # a recipe that leaves the data to the user
+        elements = []
+    elif not isinstance(path, str):
         elements = [str(element) for element in path]
     else:
         elements = [path] if os.path.lexists(os.path.expanduser(path)) else [part.strip() for part in path.split(",")]
     elements = [element for element in elements if element]
     if not elements:
-        raise EquimoeError("data.path", "must name at least one source", "Use `embedded`, or files, globs or folders", value=path)
+        raise EquimoeError(
+            "data.path", "must name at least one source", "Use `embedded`, or files, globs or folders", value=path
+        )
     return elements
 
 
@@ -127,8 +144,12 @@ def _read(name: str, text_field: str, entry: dict, log: Callable[[str], None]) -
         else:
             yield _decode(Path(name).read_bytes(), name, 0).removeprefix("\ufeff")
     except OSError as error:
-        raise EquimoeError("data file", f"must be readable, but: {error.strerror or error}", "Check the path and its permissions",
-                           value=name) from error
+        raise EquimoeError(
+            "data file",
+            f"must be readable, but: {error.strerror or error}",
+            "Check the path and its permissions",
+            value=name,
+        ) from error
 
 
 def _jsonl(name: str, text_field: str) -> Iterator[str]:
@@ -151,8 +172,11 @@ def _field(line: str, place: str, text_field: str) -> str:
         raise EquimoeError(place, f"every line must be a JSON object, this one is a {type(entry).__name__}",
                            f'Write it as {{"{text_field}": ...}}')
     if text_field not in entry:
-        raise EquimoeError(place, f"field {text_field!r} is missing, the line has {', '.join(map(repr, entry)) or 'no fields'}",
-                           "Set data.text_field to the one that holds the text")
+        raise EquimoeError(
+            place,
+            f"field {text_field!r} is missing, the line has {', '.join(map(repr, entry)) or 'no fields'}",
+            "Set data.text_field to the one that holds the text",
+        )
     text = entry[text_field]
     if not isinstance(text, str):
         raise EquimoeError(place, f"field {text_field!r} must be a string, it is a {type(text).__name__}",
@@ -169,5 +193,8 @@ def _decode(raw: bytes, name: str, offset: int) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise EquimoeError(name, f"must be UTF-8, but the byte at offset {offset + error.start} is 0x{raw[error.start]:02x}",
-                           "Convert it, for example with: iconv -f latin1 -t utf-8") from error
+        raise EquimoeError(
+            name,
+            f"must be UTF-8, but the byte at offset {offset + error.start} is 0x{raw[error.start]:02x}",
+            "Convert it, for example with: iconv -f latin1 -t utf-8",
+        ) from error

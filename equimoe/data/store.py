@@ -21,10 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 import numpy as np
-from jaxtyping import Int64, Shaped
+from jaxtyping import Int64, Integer, Shaped
 
 from equimoe.data.files import file_sha256, sync_folder, write_file
 from equimoe.errors import EquimoeError
@@ -47,7 +46,7 @@ class TokenStore:
 
     @classmethod
     def open(cls, folder: str | Path) -> TokenStore:
-        """Open a finished store; refuses one that is unfinished, cut short, or of a version that this code cannot read."""
+        """Open a finished store; refuses one that is unfinished, cut short or of an unknown version."""
         folder = Path(folder)
         header = _read_header(folder)
         maps = {name: _map(folder / name, dtype, count) for name, (dtype, count) in _layout(header).items()}
@@ -74,8 +73,11 @@ class TokenStore:
         """Read every file and compare it with the header's sha256 (1.6 GB/s)."""
         for name, expected in self.header["sha256"].items():
             if file_sha256(self.folder / name) != expected:
-                raise EquimoeError(f"token store {self.folder}", f"{name} must have the sha256 of the header, it has changed",
-                                   "Delete the folder and prepare the data again")
+                raise EquimoeError(
+                    f"token store {self.folder}",
+                    f"{name} must have the sha256 of the header, it has changed",
+                    "Delete the folder and prepare the data again",
+                )
 
 
 class StoreWriter:
@@ -93,18 +95,24 @@ class StoreWriter:
         self._digest = hashlib.sha256()
         self._file = open(self.folder / TOKENS, "wb")  # noqa: SIM115  closed by __exit__
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> StoreWriter:  # noqa: PYI034  beartype knows Self only on decorated classes
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._file.close()
 
-    def add(self, ids: Sequence[int], text_bytes: int) -> None:
+    def add(self, ids: Sequence[int] | Integer[np.ndarray, " S"], text_bytes: int) -> None:
         """Append one document."""
-        tokens = np.asarray(ids, np.int64)
+        tokens = np.asarray(ids)
         if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocabulary:
-            raise EquimoeError("token ids", f"must be in [0, {self.vocabulary})", "Use the tokenizer that the store is written for",
-                               value=(int(tokens.min()), int(tokens.max())))
+            raise EquimoeError(
+                "token ids",
+                f"must be in [0, {self.vocabulary})",
+                "Use the tokenizer that the store is written for",
+                value=(int(tokens.min()), int(tokens.max())),
+            )
         raw = tokens.astype(self.dtype).tobytes()
         self._file.write(raw)
         self._digest.update(raw)
@@ -133,14 +141,20 @@ def _read_header(folder: Path) -> dict:
     try:
         header = json.loads((folder / HEADER).read_bytes())
     except FileNotFoundError as error:
-        raise EquimoeError(subject, f"must hold {HEADER}, which is written last: this one was never finished", remedy) from error
+        raise EquimoeError(
+            subject, f"must hold {HEADER}, which is written last: this one was never finished", remedy
+        ) from error
     except (OSError, ValueError) as error:
         raise EquimoeError(subject, f"{HEADER} must be readable JSON, but: {error}", remedy) from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise EquimoeError(subject, f"{HEADER} must say format {FORMAT!r}", "Name a folder that `equimoe` prepared")
     if header.get("version") != FORMAT_VERSION:
-        raise EquimoeError(subject, f"version must be {FORMAT_VERSION} for this release", "Upgrade equimoe, or prepare the data again",
-                           value=header.get("version"))
+        raise EquimoeError(
+            subject,
+            f"version must be {FORMAT_VERSION} for this release",
+            "Upgrade equimoe, or prepare the data again",
+            value=header.get("version"),
+        )
     return header
 
 
@@ -158,8 +172,11 @@ def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
         size = -1
     if size != count * dtype.itemsize:
         state = "is missing" if size < 0 else f"has {size}"
-        raise EquimoeError(f"token store {path.parent}", f"{path.name} must have {count * dtype.itemsize} bytes, it {state}",
-                           "Delete the folder and prepare the data again")
+        raise EquimoeError(
+            f"token store {path.parent}",
+            f"{path.name} must have {count * dtype.itemsize} bytes, it {state}",
+            "Delete the folder and prepare the data again",
+        )
     if count == 0:  # an empty file cannot be mapped
         return np.zeros(0, dtype)
     return np.memmap(path, dtype, mode="r", shape=(count,))

@@ -8,21 +8,36 @@ Cost: training reads at most `TRAINING_SAMPLE_BYTES` and takes about a second; `
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import SupportsIndex
 
+import numpy as np
+from jaxtyping import Int32
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from equimoe.data.files import write_file
 from equimoe.errors import EquimoeError
 
-__all__ = ["SPECIAL_TOKENS", "TRAINING_SAMPLE_BYTES", "TextTokenizer", "load_tokenizer", "parse_tokenizer", "train_tokenizer"]
+__all__ = [
+    "SPECIAL_TOKENS",
+    "TRAINING_SAMPLE_BYTES",
+    "TextTokenizer",
+    "load_tokenizer",
+    "parse_tokenizer",
+    "train_tokenizer",
+]
 
 BEGIN_OF_TEXT, END_OF_TEXT, PADDING = "<|begin_of_text|>", "<|end_of_text|>", "<|pad|>"
 SPECIAL_TOKENS = (BEGIN_OF_TEXT, END_OF_TEXT, PADDING)  # ids 0, 1, 2; append here, older tokenizers keep their ids
 TRAINING_SAMPLE_BYTES = 2_000_000  # 4,096 entries differ little beyond it; bounds time and memory of the training
 SMALLEST_VOCABULARY = 256 + len(SPECIAL_TOKENS)  # one entry per byte, and the control tokens
+
+ENCODE_CHARACTERS = 1_000_000  # text that `tokenizers` holds encoded at once, before ids go to numpy
+PIECE_CHARACTERS = 50_000  # longer texts are cut, so that one long text does not need memory for all of it
+_SPACE, _LINE = re.compile(r"(?<=\S)(?= \S)"), re.compile(r"(?<=\S\n)(?=\S)")
 
 # What published tokenizers call them, first match wins; a tokenizer without one has documents without it.
 _BEGIN_NAMES = (BEGIN_OF_TEXT, "<s>", "<bos>", "<|startoftext|>", "[BOS]")
@@ -49,17 +64,20 @@ class TextTokenizer:
         """Ids of the text alone, no control tokens."""
         return self.inner.encode(text, add_special_tokens=False).ids
 
-    def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_documents(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " S"]]:
         """Ids as a stored document has them, BOS + text + EOS, for many texts at once (all cores).
 
-        About 100 bytes of memory per token until it returns: pass pieces of a few MB.
+        The library needs about 150 bytes per character while it works, so it is given `ENCODE_CHARACTERS` at a time.
         """
-        before = [] if self.begin is None else [self.begin]
-        after = [] if self.end is None else [self.end]
-        encoded = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [before + entry.ids + after for entry in encoded]
+        before, after = ([] if token is None else [token] for token in (self.begin, self.end))
+        documents: list[list] = [[np.array(before, np.int32)] for _ in texts]
+        for group in _groups(texts):
+            encoded = self.inner.encode_batch_fast([piece for _, piece in group], add_special_tokens=False)
+            for (index, _), entry in zip(group, encoded, strict=True):
+                documents[index].append(np.array(entry.ids, np.int32))
+        return [np.concatenate([*parts, np.array(after, np.int32)]) for parts in documents]
 
-    def decode(self, ids: Iterable[int], *, show_control_tokens: bool = False) -> str:
+    def decode(self, ids: Iterable[SupportsIndex], *, show_control_tokens: bool = False) -> str:
         """Text of `ids`; control tokens are left out unless asked for."""
         return self.inner.decode([int(i) for i in ids], skip_special_tokens=not show_control_tokens)
 
@@ -68,14 +86,50 @@ class TextTokenizer:
         write_file(Path(path), [self.json.encode()])
 
 
+def _groups(texts: Sequence[str]) -> Iterator[list[tuple[int, str]]]:
+    """(number of its text, piece) of all texts, in order, in lists of about `ENCODE_CHARACTERS`."""
+    group: list[tuple[int, str]] = []
+    size = 0
+    for index, text in enumerate(texts):
+        for piece in _pieces(text):
+            group.append((index, piece))
+            size += len(piece)
+            if size >= ENCODE_CHARACTERS:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """`text` in pieces of about `PIECE_CHARACTERS`, cut where a byte-level tokenizer never joins: the ids are the same.
+
+    That is before a space between two words, or after a line's end if no such space is near (Chinese, say). Text with
+    neither stays whole.
+    """
+    begin = 0
+    while begin + PIECE_CHARACTERS < len(text):
+        least = begin + PIECE_CHARACTERS
+        cut = _SPACE.search(text, least, least + PIECE_CHARACTERS) or _LINE.search(text, least)
+        if cut is None:
+            break
+        yield text[begin:cut.start()]
+        begin = cut.start()
+    yield text[begin:]
+
+
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> TextTokenizer:
     """Byte-level BPE of at most `vocabulary` entries; fewer, if the text has not that many pairs to merge (see `size`).
 
     Deterministic for one version of `tokenizers`. Pass the training split only, cut to `TRAINING_SAMPLE_BYTES`.
     """
     if vocabulary < SMALLEST_VOCABULARY:
-        raise EquimoeError("vocabulary", f"must be at least {SMALLEST_VOCABULARY}: 256 bytes and {len(SPECIAL_TOKENS)} control tokens",
-                           "Raise model.vocab_size", value=vocabulary)
+        raise EquimoeError(
+            "vocabulary",
+            f"must be at least {SMALLEST_VOCABULARY}: 256 bytes and {len(SPECIAL_TOKENS)} control tokens",
+            "Raise model.vocab_size",
+            value=vocabulary,
+        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -90,8 +144,12 @@ def load_tokenizer(path: str | Path, vocabulary: int | None = None) -> TextToken
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise EquimoeError("data.tokenizer", f"must be `train` or a readable tokenizer.json, but: {error}", "Check the path",
-                           value=str(path)) from error
+        raise EquimoeError(
+            "data.tokenizer",
+            f"must be `train` or a readable tokenizer.json, but: {error}",
+            "Check the path",
+            value=str(path),
+        ) from error
     return parse_tokenizer(text, str(path), vocabulary)
 
 
@@ -107,7 +165,9 @@ def parse_tokenizer(text: str, name: str, vocabulary: int | None = None) -> Text
     inner.no_padding()
     entries = inner.get_vocab(with_added_tokens=True)
     if not entries:
-        raise EquimoeError("data.tokenizer", "must have at least one entry", "Train it first, or use `train`", value=name)
+        raise EquimoeError(
+            "data.tokenizer", "must have at least one entry", "Train it first, or use `train`", value=name
+        )
     size = max(entries.values()) + 1
     if vocabulary is not None and size > vocabulary:
         raise EquimoeError("data.tokenizer", f"its largest id is {size - 1}, the model has {vocabulary} entries",

@@ -1,0 +1,33 @@
+"""What the data tests share beside fixtures; not in conftest.py, a name that every folder of tests may have."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from equimoe.data.store import StoreWriter, TokenStore
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = "the router sends every token to some of many experts and joins what they say weighted by scores".split()
+
+
+def make_store(folder: Path, documents: list[list[int]], vocabulary: int = 300) -> TokenStore:
+    with StoreWriter(folder, vocabulary, "0" * 64) as writer:
+        for ids in documents:
+            writer.add(ids, len(ids))
+        return writer.finish()
+
+
+def run_python(code: str, *arguments: str, cache: Path, check: bool = True) -> subprocess.CompletedProcess:
+    """Run `code` as a user's script: no `__main__` guard, a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        check=check,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "EQUIMOE_CACHE": str(cache)},
+        timeout=60,
+    )
