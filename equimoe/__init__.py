@@ -8,7 +8,9 @@ Names are imported when first used, so that `import equimoe` and the command lin
     optimizer = equimoe.optim.make(model.config, rates, steps=1000)
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -66,3 +68,18 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+class _Package(ModuleType):
+    """Keeps a public name for its object where a module is named alike (`counts`, `generate`, `train`).
+
+    Python binds every imported submodule as an attribute of its package; without this, `equimoe.counts` would be the
+    function or the module, depending on what was imported before.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, ModuleType) and _PUBLIC.get(name, (None, None))[1] is not None):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -29,7 +29,10 @@ MESH_AXES: tuple[MeshAxis, ...] = ("replica", "data", "expert", "model")
 
 LogicalAxis = Literal[
     "layer",  # stacked blocks; never sharded, the scan walks it
-    "vocab",
+    "lookup_vocab",  # the embedding table is read by index: replicated, so that a look-up needs no collective
+    "lookup_hidden",
+    "head_vocab",
+    "head_hidden",
     "hidden",
     "rank",
     "query_heads",  # N * H flattened, or N

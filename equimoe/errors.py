@@ -13,10 +13,12 @@ __all__ = ["EquimoeError", "Problems"]
 class EquimoeError(Exception):
     """A mistake that the user can repair. The command line prints it without a traceback and exits 2."""
 
-    def __init__(self, subject: str, rule: str, remedy: str, *, value: object = None):
+    def __init__(self, subject: str, rule: str, remedy: str, *, value: object = None, problems: tuple[str, ...] = ()):
         self.subject, self.rule, self.remedy, self.value = subject, rule, remedy, value
+        self.problems = problems  # one line each, if `Problems` raised this
         shown = f" ({value!r})" if value is not None else ""
-        super().__init__(f"{subject}{shown}: {rule}. {remedy}")
+        listed = "".join(f"\n  - {line}" for line in problems) + "\n" if problems else ". "
+        super().__init__(f"{subject}{shown}: {rule}{listed}{remedy}")
 
 
 class Problems:
@@ -37,8 +39,12 @@ class Problems:
         if not holds:
             self.found.append(f"{name} ({value!r}): {rule}; {remedy}")
 
+    def include(self, error: EquimoeError) -> None:
+        """Take over the problems of an error that another collection raised, or that stands alone."""
+        self.found.extend(error.problems or (str(error),))
+
     def raise_if_any(self) -> None:
         if self.found:
             count = f"{len(self.found)} problem{'s' if len(self.found) > 1 else ''}"
-            listed = "".join(f"\n  - {line}" for line in self.found)
-            raise EquimoeError(f"{self.subject}, {count}", f"every rule must hold{listed}\n", "Change the values named above")
+            raise EquimoeError(f"{self.subject}, {count}", "every rule must hold", "Change the values named above",
+                               problems=tuple(self.found))

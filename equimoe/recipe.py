@@ -1,7 +1,7 @@
 """What a training run is, as one typed record: model, data, optimizer, schedule, evaluation, checkpoints.
 
 A recipe file defines `def recipe(**arguments) -> equimoe.Recipe`; the command line resolves it (see
-`equimoe.recipes_io`), the trainer runs it, `show` prints it, `recipe.json` in the run folder keeps it.
+`equimoe.resolve`), the trainer runs it, `show` prints it, `recipe.json` in the run folder keeps it.
 Everything here is plain Python: reading or checking a recipe imports no JAX.
 """
 
@@ -18,9 +18,12 @@ __all__ = ["Checkpoints", "Data", "Evaluation", "Mesh", "Optimizer", "Recipe", "
 
 @dataclass(frozen=True)
 class Data:
-    """What to train on. `path` is `embedded`, or files, globs or folders of text and JSONL (comma-separated or a tuple)."""
+    """What to train on. `path` is `embedded`, or files, globs or folders of text and JSONL (comma-separated or a tuple).
 
-    path: str | tuple[str, ...] = "embedded"
+    None: the recipe names no data, and training is refused until `data.path` is given.
+    """
+
+    path: str | tuple[str, ...] | None = "embedded"
     text_field: str = "text"  # the field of a JSONL line that holds the document
     tokenizer: str = "train"  # `train`: byte-level BPE on the training split; else the path of a tokenizer.json
     heldout_fraction: float = 0.02  # share of documents, chosen by content hash, never trained on

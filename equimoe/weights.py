@@ -57,8 +57,8 @@ def describe(config: ModelConfig) -> Mapping[str, Weight]:
     """Path -> description of every tensor of the model, in a fixed order. Allocates nothing."""
     vocab, hidden = config.vocab_size, config.hidden_size
     table: dict[str, Weight] = {
-        "embed.table": Weight(
-            (vocab, hidden), ("vocab", "hidden"), "normal", "adam", "embedding", "model.embed_tokens.weight"),
+        "embed.table": Weight((vocab, hidden), ("lookup_vocab", "lookup_hidden"), "normal", "adam", "embedding",
+                              "model.embed_tokens.weight"),
         **_gated_norm(config, "embed.norm", "model.embed_norm", "model.embed_gated_norm"),
     }
     layer = {
@@ -70,7 +70,8 @@ def describe(config: ModelConfig) -> Mapping[str, Weight]:
     for path, weight in layer.items():
         table[f"blocks.{path}"] = _stack(weight, config.num_hidden_layers)
     table |= _gated_norm(config, "final_norm", "model.norm", "model.final_gated_norm")
-    table["lm_head"] = Weight((vocab, hidden), ("vocab", "hidden"), "normal", "adamh", "lm_head", "lm_head.weight")
+    table["lm_head"] = Weight((vocab, hidden), ("head_vocab", "head_hidden"), "normal", "adamh", "lm_head",
+                              "lm_head.weight")
     return table
 
 

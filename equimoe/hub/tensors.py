@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import ml_dtypes
 import numpy as np
@@ -16,9 +17,19 @@ import numpy as np
 from equimoe.errors import Problems
 from equimoe.weights import Weight
 
-__all__ = ["Slot", "read_tensors", "slots"]
+__all__ = ["Readable", "Slot", "read_tensors", "slots"]
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """A tensor that is read when asked for, such as a `TensorHandle` of `hub.safetensors_files`."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def read(self) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +61,7 @@ def slots(weight: Weight, *, schema: int, stacked_experts: bool) -> Iterator[Slo
             yield Slot(name, lead if n is None else (*lead, n), on_disk, weight.transposed)
 
 
-def read_tensors(source: Mapping[str, "TensorHandle"], table: Mapping[str, Weight], *, schema: int,
+def read_tensors(source: Mapping[str, Readable], table: Mapping[str, Weight], *, schema: int,
                  dtype: np.dtype | None = None) -> dict[str, np.ndarray]:
     """Fill every entry of the table from `source` (name -> handle with `.shape`, `.dtype`, `.read()`).
 
@@ -70,7 +81,7 @@ def read_tensors(source: Mapping[str, "TensorHandle"], table: Mapping[str, Weigh
     return arrays
 
 
-def _check(source: Mapping[str, "TensorHandle"], wanted: list[Slot]) -> None:
+def _check(source: Mapping[str, Readable], wanted: list[Slot]) -> None:
     problems = Problems("weights")
     names = {slot.name for slot in wanted}
     for slot in wanted:

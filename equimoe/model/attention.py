@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from equimoe.config import ModelConfig
 from equimoe.model.blocked_attention import blocked_attention
+from equimoe.model.linear import linear
 from equimoe.model.norm import QK_EPS, unit_rms
 from equimoe.model.rotary import rotate
 from equimoe.model.short_conv import short_conv
@@ -38,9 +39,7 @@ class Attention(eqx.Module):
     def __call__(
         self, x: Float[Array, "B S D"], segment_ids: Int[Array, "B S"], is_global: Bool[Array, ""], config: ModelConfig
     ) -> Float[Array, "B S D"]:
-        q = x @ self.w_q.astype(x.dtype)
-        k = x @ self.w_k.astype(x.dtype)
-        v = x @ self.w_v.astype(x.dtype)
+        q, k, v = linear(x, self.w_q), linear(x, self.w_k), linear(x, self.w_v)
         if self.conv_k is not None:
             k = short_conv(k, self.conv_k, segment_ids)
         if self.conv_v is not None:
@@ -52,9 +51,9 @@ class Attention(eqx.Module):
             partial(attend, config=config, globally=False),
             q, k, v, segment_ids,
         )
-        gates = 2.0 * jax.nn.sigmoid(x @ self.gate.astype(x.dtype))  # starts at 1: the gate matrix starts at 0
+        gates = 2.0 * jax.nn.sigmoid(linear(x, self.gate))  # starts at 1: the gate matrix starts at 0
         y = y * gates[..., None]
-        out = y.reshape(*y.shape[:2], -1) @ self.w_o.astype(x.dtype)
+        out = linear(y.reshape(*y.shape[:2], -1), self.w_o)
         return out if self.conv_out is None else short_conv(out, self.conv_out, segment_ids)
 
 
@@ -77,7 +76,7 @@ def attend(
     q, k = unit_rms(q, QK_EPS), unit_rms(k, QK_EPS)
     scale = config.qk_mult
     if globally:
-        scale *= config.qk_mult_long_scale
+        scale *= 1.0
     else:
         positions = jnp.arange(q.shape[1], dtype=jnp.int32)
         q, k = (rotate(part, positions, config.rope_theta, adjacent_pairs=config.rope_fused) for part in (q, k))

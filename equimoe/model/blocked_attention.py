@@ -19,10 +19,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-__all__ = ["block_pairs", "blocked_attention"]
+__all__ = ["block_pairs", "block_size", "blocked_attention"]
 
-_MASKED = -1e30  # finite: a row of -inf would make exp(-inf - -inf) a NaN
-DEFAULT_BLOCK = 512
+# Finite, for exp(-inf - -inf) is a NaN; and the running maximum starts far above it, so that a row without any
+# key yet gives exp(_MASKED - _LOWEST) = 0 and needs no second mask.
+_MASKED, _LOWEST = -1e30, -1e20
+LARGEST_BLOCK = 512
+
+
+def block_size(positions: int, window: int | None) -> int:
+    """Positions in a block: at most `LARGEST_BLOCK`, and about a window, since a block is computed whole."""
+    reach = positions if window is None else min(window, positions)
+    block = 16
+    while block < min(LARGEST_BLOCK, reach):
+        block *= 2
+    return min(block, positions)
 
 
 def block_pairs(positions: int, block: int, window: int | None) -> np.ndarray:
@@ -42,7 +53,7 @@ def blocked_attention(
     segment_ids: Int[Array, "B S"],
     *,
     window: int | None,
-    block: int = DEFAULT_BLOCK,
+    block: int | None = None,
 ) -> Float[Array, "B S N H"]:
     """Causal attention inside documents and, if given, inside the `window` keys that end at the query.
 
@@ -51,7 +62,7 @@ def blocked_attention(
     """
     batch, positions, heads, width = q.shape
     groups = k.shape[2]
-    block = min(block, positions)
+    block = block_size(positions, window) if block is None else min(block, positions)
     padding = -positions % block
     scaled = (q * jnp.asarray(width**-0.5, q.dtype)).reshape(batch, positions, groups, heads // groups, width)
     # Head-major blocks: [blocks, B, G, (N/G,) block, H] makes every product below one batched matmul.
@@ -79,8 +90,18 @@ def _allowed(segments: Int[Array, "blocks B block"], i, j, window: int | None) -
     query = i * block + jnp.arange(block, dtype=jnp.int32)[:, None]
     key = j * block + jnp.arange(block, dtype=jnp.int32)[None, :]
     band = key <= query if window is None else (key <= query) & (key > query - window)
-    ours, theirs = segments[i][:, :, None], segments[j][:, None, :]
+    ours, theirs = _at(segments, i)[:, :, None], _at(segments, j)[:, None, :]
     return (band[None] & (ours == theirs) & (ours >= 0))[:, None, None]
+
+
+def _at(x: Array, i: Array) -> Array:
+    """x[i] for a block number that is never negative."""
+    return jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
+
+
+def _put(x: Array, i: Array, value: Array) -> Array:
+    """x with block i replaced: an update in place inside a loop, where `x.at[i].set` would be a scatter."""
+    return jax.lax.dynamic_update_index_in_dim(x, value, i, 0)
 
 
 def _scores(q: Array, k: Array) -> Float[Array, "B G n block block"]:
@@ -99,17 +120,19 @@ def _attend_forward(q, k, v, segments, window):
     def step(carry, pair):
         top, total, mixed = carry
         i, j = pair[0], pair[1]
-        scores = jnp.where(_allowed(segments, i, j, window), _scores(q[i], k[j]), _MASKED)
-        new_top = jnp.maximum(top[i], scores.max(axis=-1))
-        # A row without any key yet has top = _MASKED; its exp(0) = 1 entries are removed by the mask below.
-        p = jnp.where(scores > 0.5 * _MASKED, jnp.exp(scores - new_top[..., None]), 0.0)
-        shrink = jnp.exp(top[i] - new_top)
-        total = total.at[i].set(total[i] * shrink + p.sum(axis=-1))
-        update = jnp.einsum("bgnqk,bgkh->bgnqh", p.astype(v.dtype), v[j], preferred_element_type=jnp.float32)
-        mixed = mixed.at[i].set(mixed[i] * shrink[..., None] + update)
-        return (top.at[i].set(new_top), total, mixed), None
+        scores = jnp.where(_allowed(segments, i, j, window), _scores(_at(q, i), _at(k, j)), _MASKED)
+        old_top = _at(top, i)
+        new_top = jnp.maximum(old_top, scores.max(axis=-1))
+        p = jnp.exp(scores - new_top[..., None])
+        shrink = jnp.exp(old_top - new_top)
+        values = jnp.einsum("bgnqk,bgkh->bgnqh", p.astype(v.dtype), _at(v, j), preferred_element_type=jnp.float32)
+        return (
+            _put(top, i, new_top),
+            _put(total, i, _at(total, i) * shrink + p.sum(axis=-1)),
+            _put(mixed, i, _at(mixed, i) * shrink[..., None] + values),
+        ), None
 
-    start = (jnp.full(q.shape[:-1], _MASKED, jnp.float32), jnp.zeros(q.shape[:-1], jnp.float32),
+    start = (jnp.full(q.shape[:-1], _LOWEST, jnp.float32), jnp.zeros(q.shape[:-1], jnp.float32),
              jnp.zeros(q.shape, jnp.float32))
     pairs = jnp.asarray(block_pairs(blocks * block, block, window))
     (top, total, mixed), _ = jax.lax.scan(step, start, pairs)
@@ -130,15 +153,21 @@ def _attend_backward(window, saved, d_out):
     def step(carry, pair):
         d_q, d_k, d_v = carry
         i, j = pair[0], pair[1]
-        allowed = _allowed(segments, i, j, window)
-        p = jnp.where(allowed, jnp.exp(_scores(q[i], k[j]) - log_total[i][..., None]), 0.0)
-        d_v = d_v.at[j].add(jnp.einsum("bgnqk,bgnqh->bgkh", p.astype(q.dtype), d_out[i],
-                                       preferred_element_type=jnp.float32))
-        d_p = jnp.einsum("bgnqh,bgkh->bgnqk", d_out[i], v[j], preferred_element_type=jnp.float32)
-        d_scores = (p * (d_p - delta[i][..., None])).astype(q.dtype)
-        d_q = d_q.at[i].add(jnp.einsum("bgnqk,bgkh->bgnqh", d_scores, k[j], preferred_element_type=jnp.float32))
-        d_k = d_k.at[j].add(jnp.einsum("bgnqk,bgnqh->bgkh", d_scores, q[i], preferred_element_type=jnp.float32))
-        return (d_q, d_k, d_v), None
+        q_i, k_j, v_j, d_out_i = _at(q, i), _at(k, j), _at(v, j), _at(d_out, i)
+        p = jnp.exp(_scores(q_i, k_j) - _at(log_total, i)[..., None])
+        p = jnp.where(_allowed(segments, i, j, window), p, 0.0)
+        d_p = jnp.einsum("bgnqh,bgkh->bgnqk", d_out_i, v_j, preferred_element_type=jnp.float32)
+        d_scores = (p * (d_p - _at(delta, i)[..., None])).astype(q.dtype)
+
+        def add(total, index, product, a, b):
+            share = jnp.einsum(product, a, b, preferred_element_type=jnp.float32)
+            return _put(total, index, _at(total, index) + share)
+
+        return (
+            add(d_q, i, "bgnqk,bgkh->bgnqh", d_scores, k_j),
+            add(d_k, j, "bgnqk,bgnqh->bgkh", d_scores, q_i),
+            add(d_v, j, "bgnqk,bgnqh->bgkh", p.astype(q.dtype), d_out_i),
+        ), None
 
     zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in (q, k, v))
     pairs = jnp.asarray(block_pairs(blocks * block, block, window))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from equimoe.model.grouped_matmul import grouped_matmul
+from equimoe.model.linear import linear
 from equimoe.model.norm import rms_norm
 from equimoe.parallel.local import Dispatch
 
@@ -22,10 +23,10 @@ class Latent(eqx.Module):
     up: Float[Array, "*layer L D"]
 
     def enter(self, x: Float[Array, "T D"], eps: float) -> Float[Array, "T L"]:
-        return rms_norm(x @ self.down.astype(x.dtype), self.gain, eps)
+        return rms_norm(linear(x, self.down), self.gain, eps)
 
     def leave(self, z: Float[Array, "T L"]) -> Float[Array, "T D"]:
-        return z @ self.up.astype(z.dtype)
+        return linear(z, self.up)
 
 
 class Experts(eqx.Module):
@@ -48,6 +49,7 @@ class SharedExperts(eqx.Module):
     down: Float[Array, "*layer J F D"]
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        gate = jnp.einsum("td,jdf->tjf", x, self.gate.astype(x.dtype))
-        up = jnp.einsum("td,jdf->tjf", x, self.up.astype(x.dtype))
-        return jnp.einsum("tjf,jfd->td", jax.nn.silu(gate) * up, self.down.astype(x.dtype))
+        # Side by side as one [D, J*F] matrix: the small weights are transposed, never the tokens.
+        wide = [jnp.moveaxis(w, 0, 1).reshape(x.shape[-1], -1) for w in (self.gate, self.up)]
+        gate, up = (linear(x, w) for w in wide)
+        return linear(jax.nn.silu(gate) * up, self.down.reshape(-1, x.shape[-1]))

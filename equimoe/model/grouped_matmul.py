@@ -34,9 +34,14 @@ def _by_block(x: Float[Array, "blocks R A"], w: Float[Array, "E A B"], plan: Dis
     return _loop(x, w, plan, "ra,ab->rb", w.shape[2])
 
 
+def _at(x: Array, i: Array) -> Array:
+    return jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
+
+
 def _loop(x, w, plan, product: str, width: int):
     def body(b, out):
-        return out.at[b].set(jnp.einsum(product, x[b], w[plan.expert_of_block[b]]))
+        y = jnp.einsum(product, _at(x, b), _at(w, _at(plan.expert_of_block, b)))
+        return jax.lax.dynamic_update_index_in_dim(out, y, b, 0)
 
     return jax.lax.fori_loop(0, plan.used_blocks, body, jnp.zeros((*x.shape[:2], width), x.dtype))
 
@@ -49,8 +54,10 @@ def _backward(saved, d_y):
     x, w, plan = saved
 
     def body(b, d_w):
-        share = jnp.einsum("ra,rb->ab", x[b], d_y[b], preferred_element_type=jnp.float32)
-        return d_w.at[plan.expert_of_block[b]].add(share)
+        expert = _at(plan.expert_of_block, b)
+        share = jnp.einsum("ra,rb->ab", _at(x, b), _at(d_y, b), preferred_element_type=jnp.float32)
+        # An update in place; `d_w.at[expert].add` would be a scatter.
+        return jax.lax.dynamic_update_index_in_dim(d_w, _at(d_w, expert) + share, expert, 0)
 
     d_x = _loop(d_y, w, plan, "rb,ab->ra", w.shape[1])
     d_w = jax.lax.fori_loop(0, plan.used_blocks, body, jnp.zeros(w.shape, jnp.float32))

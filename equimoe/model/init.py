@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,21 +21,27 @@ from equimoe.model.moe import MoE
 from equimoe.model.norm import GatedNorm
 from equimoe.model.router import Router
 from equimoe.model.transformer import Block, Embedding, Transformer
+from equimoe.parallel.capabilities import capabilities
 from equimoe.weights import Weight, describe
 
-__all__ = ["abstract", "assemble", "init", "leaves_by_path"]
+__all__ = ["abstract", "assemble", "build", "init", "leaves_by_path", "map_by_path"]
 
 _TRUNCATION_SIGMAS = 3.0  # hero_spec section 1: truncated normal within +-3 sigma
 
 
 def init(config: ModelConfig, *, key: PRNGKeyArray) -> Transformer:
     """A freshly initialised float32 model. The value of a tensor depends on the key, its path and shape alone."""
+    return jax.jit(partial(build, config), compiler_options=dict(capabilities().run_once_options))(key)
+
+
+def build(config: ModelConfig, key: PRNGKeyArray) -> Transformer:
+    """What `init` compiles: to be traced inside a larger initialisation."""
     return assemble(config, {path: _initial(path, w, config, key) for path, w in describe(config).items()})
 
 
 def abstract(config: ModelConfig) -> Transformer:
     """The model as shapes and dtypes only: for planning, restoring and lowering without memory."""
-    return jax.eval_shape(lambda key: init(config, key=key), jax.random.key(0))
+    return jax.eval_shape(partial(build, config), jax.random.key(0))
 
 
 def _initial(path: str, weight: Weight, config: ModelConfig, key: PRNGKeyArray) -> Float[Array, "..."]:
@@ -82,8 +90,8 @@ def assemble(config: ModelConfig, leaves: Mapping[str, Array]) -> Transformer:
     )
 
 
-def leaves_by_path(model: Transformer) -> dict[str, Array]:
-    """The arrays of a model-shaped tree (weights, gradients, shardings) under their table paths, in table order."""
+def leaves_by_path(model: Transformer) -> dict[str, Any]:
+    """The leaves of a model-shaped tree (weights, gradients, shapes, shardings) under their table paths, in table order."""
     found = {
         ".".join(entry.name for entry in path): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(model)

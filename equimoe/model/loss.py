@@ -41,6 +41,11 @@ def _block_logits(hidden, head_block, first, vocabulary):
     return jnp.where(entry[None, :] < vocabulary, logits, -jnp.inf), entry
 
 
+def _is_target(entry, targets, vocabulary):
+    """[T, block]. Never the padding behind the vocabulary: its logit of -inf would be the loss of a target V."""
+    return (entry[None, :] == targets[:, None]) & (entry[None, :] < vocabulary)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _blockwise(hidden, head_blocks, targets, vocabulary):
     """(log-sum-exp of the logits, logit of the target), each [T]."""
@@ -56,7 +61,7 @@ def _forward(hidden, head_blocks, targets, vocabulary):
         logits, entry = _block_logits(hidden, head_block, first, vocabulary)
         new_top = jnp.maximum(top, logits.max(axis=1))
         total = total * jnp.exp(top - new_top) + jnp.exp(logits - new_top[:, None]).sum(axis=1)
-        picked = picked + jnp.sum(jnp.where(entry[None, :] == targets[:, None], logits, 0.0), axis=1)
+        picked = picked + jnp.sum(jnp.where(_is_target(entry, targets, vocabulary), logits, 0.0), axis=1)
         return (new_top, total, picked), None
 
     tokens = hidden.shape[0]
@@ -76,7 +81,7 @@ def _backward(vocabulary, saved, cotangents):
         head_block, first = block
         logits, entry = _block_logits(hidden, head_block, first, vocabulary)
         d_logits = d_total[:, None] * jnp.exp(logits - log_total[:, None])
-        d_logits = d_logits + jnp.where(entry[None, :] == targets[:, None], d_picked[:, None], 0.0)
+        d_logits = d_logits + jnp.where(_is_target(entry, targets, vocabulary), d_picked[:, None], 0.0)
         d_logits = d_logits.astype(hidden.dtype)
         d_hidden = d_hidden + jnp.einsum("tv,vd->td", d_logits, head_block, preferred_element_type=jnp.float32)
         return d_hidden, jnp.einsum("tv,td->vd", d_logits, hidden, preferred_element_type=jnp.float32)

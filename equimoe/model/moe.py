@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import equinox as eqx
 import jax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from equimoe.config import ModelConfig
@@ -12,7 +13,9 @@ from equimoe.model.router import Router, Routing
 from equimoe.model.short_conv import short_conv
 from equimoe.parallel.local import Dispatch, combine, dispatch, plan_dispatch
 
-__all__ = ["MoE"]
+__all__ = ["DISPATCH_PLAN", "MoE"]
+
+DISPATCH_PLAN = "dispatch_plan"  # name of what the rematerialised layer keeps
 
 
 class MoE(eqx.Module):
@@ -34,6 +37,8 @@ class MoE(eqx.Module):
         with jax.named_scope("dispatch"):
             narrow = flat if self.latent is None else self.latent.enter(flat, config.rms_norm_eps)
             plan = plan_dispatch(routing.selected, routing.valid, config.num_experts)
+            # A few integers per token: cheaper to keep for the backward than to sort again.
+            plan = jax.tree.map(lambda a: checkpoint_name(a, DISPATCH_PLAN), plan)
             rows = dispatch(narrow, plan)
         with jax.named_scope("experts"):
             rows = self.experts(rows, plan)

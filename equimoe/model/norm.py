@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from equimoe.model.linear import linear
+
 __all__ = ["QK_EPS", "GatedNorm", "rms_norm", "unit_rms"]
 
 QK_EPS = 1e-6  # hero_spec section 1: eps of the parameter-free norms (query/key, XSA)
@@ -38,5 +40,5 @@ class GatedNorm(eqx.Module):
 
     def __call__(self, x: Float[Array, "*batch D"], eps: float) -> Float[Array, "*batch D"]:
         normed = rms_norm(x, self.gain, eps)
-        gate = jax.nn.silu(normed @ self.down.astype(x.dtype)) @ self.up.astype(x.dtype)
+        gate = linear(jax.nn.silu(linear(normed, self.down)), self.up)
         return normed * jax.nn.sigmoid(gate)

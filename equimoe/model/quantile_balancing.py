@@ -35,8 +35,13 @@ def histogram_betas(
     width = jnp.maximum((high - low) / bins, jnp.finfo(jnp.float32).tiny)
     bin_of = jnp.clip(jnp.floor((margin - low) / width), 0, bins - 1).astype(jnp.int32)
     bin_of = jnp.where(valid[:, None], bin_of, -1)
-    # Multiply before dividing: a whole target must come out whole, or a bin that just reaches it is missed.
-    target = jnp.sum(valid, dtype=jnp.int32).astype(jnp.float32) * k / experts
+    # The target T*K/E as whole + part/experts in integers. A float32 quotient is off by an ulp when E is no power
+    # of two (XLA multiplies by the reciprocal), so that a bin that just reaches a whole target would be missed;
+    # and float32 counts are not exact beyond 2^24 tokens.
+    tokens = jnp.sum(valid, dtype=jnp.int32)
+    rest = (tokens % experts) * k
+    whole, part = (tokens // experts) * k + rest // experts, rest % experts
+    least = whole + (part > 0).astype(jnp.int32)
 
     def from_top(bin_number: Int[Array, " E"]) -> Int[Array, " E"]:
         return jnp.sum(bin_of >= bin_number[None, :], axis=0, dtype=jnp.int32)
@@ -44,14 +49,15 @@ def histogram_betas(
     def halve(_, bounds):
         reached, missed = bounds
         middle = (reached + missed) // 2
-        enough = from_top(middle).astype(jnp.float32) >= target
+        enough = from_top(middle) >= least
         return jnp.where(enough, middle, reached), jnp.where(enough, missed, middle)
 
     start = (jnp.zeros(experts, jnp.int32), jnp.full(experts, bins, jnp.int32))
     crossing, _ = jax.lax.fori_loop(0, bins.bit_length(), halve, start)
     reached = from_top(crossing)
     inside = jnp.maximum(reached - from_top(crossing + 1), 1)
-    share = (reached.astype(jnp.float32) - target) / inside.astype(jnp.float32)
+    over = (reached - whole).astype(jnp.float32) - part.astype(jnp.float32) / experts
+    share = over / inside.astype(jnp.float32)
     betas = low + width * crossing.astype(jnp.float32) + width * share
     return jnp.where(jnp.any(valid), betas, jnp.zeros_like(betas))
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
-__all__ = ["COMBINE_TOTAL", "Router", "Routing", "RoutingStatistics", "routing_statistics"]
+__all__ = ["COMBINE_TOTAL", "Router", "Routing", "RoutingStatistics", "largest", "routing_statistics"]
 
 COMBINE_TOTAL = 2.5  # the K combine weights of a token sum to this (hero_spec section 2)
 
@@ -43,11 +43,28 @@ class Router(eqx.Module):
     def __call__(self, x: Float[Array, "T D"], valid: Bool[Array, " T"], k: int) -> Routing:
         logits = jnp.einsum("td,de->te", x.astype(jnp.float32), self.weight.astype(jnp.float32))
         biased = logits + jax.lax.stop_gradient(self.bias).astype(jnp.float32)[None, :]
-        best, experts = jax.lax.top_k(jax.lax.stop_gradient(biased), k + 1)
-        selected = experts[:, :k].astype(jnp.int32)
+        best, experts = largest(biased, k + 1)
+        selected = experts[:, :k]
         scores = jax.nn.sigmoid(jnp.take_along_axis(logits, selected, axis=1))
         weights = COMBINE_TOTAL * scores / jnp.sum(scores, axis=1, keepdims=True)
         return Routing(logits=logits, selected=selected, alpha=best[:, k], weights=weights, valid=valid)
+
+
+def largest(scores: Float32[Array, "T E"], count: int) -> tuple[Float32[Array, "T n"], Int32[Array, "T n"]]:
+    """The `count` largest scores of each token and their experts, best first; of equal ones the lower expert.
+
+    `count` passes of maxima: `jax.lax.top_k` sorts all E on CPU (3 ms for 2,048 tokens of 16). No gradient.
+    """
+    scores = jax.lax.stop_gradient(scores)
+    experts = jnp.arange(scores.shape[1], dtype=jnp.int32)[None, :]
+    values, indices = [], []
+    for _ in range(count):
+        value = jnp.max(scores, axis=1)
+        index = jnp.min(jnp.where(scores == value[:, None], experts, scores.shape[1]), axis=1)
+        scores = jnp.where(experts == index[:, None], -jnp.inf, scores)
+        values.append(value)
+        indices.append(index)
+    return jnp.stack(values, axis=1), jnp.stack(indices, axis=1).astype(jnp.int32)
 
 
 def routing_statistics(routing: Routing, rows_per_expert: Int[Array, " E"]) -> RoutingStatistics:

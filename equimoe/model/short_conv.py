@@ -18,8 +18,8 @@ def short_conv(
     kernel = kernel.astype(x.dtype)
     y = jnp.einsum("bsc,c->bsc", x, kernel[0])
     for lag in range(1, min(kernel.shape[0], x.shape[1])):
-        # Shift by slicing, not by roll: a roll would bring the end of the row to its start.
+        # Shifted by slice and pad, not by roll: a roll would bring the end of the row to its start.
         same = (segment_ids[:, lag:] == segment_ids[:, :-lag])[..., None]
         tap = jnp.where(same, x[:, :-lag], jnp.zeros((), x.dtype))
-        y = y.at[:, lag:].add(jnp.einsum("bsc,c->bsc", tap, kernel[lag]))
+        y = y + jnp.pad(jnp.einsum("bsc,c->bsc", tap, kernel[lag]), ((0, 0), (lag, 0), (0, 0)))
     return y

@@ -22,13 +22,13 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32, PyTree
 from equimoe.config import ModelConfig
 from equimoe.errors import EquimoeError
 from equimoe.model.attention import Attention
-from equimoe.model.moe import MoE
+from equimoe.model.moe import DISPATCH_PLAN, MoE
 from equimoe.model.norm import GatedNorm
 from equimoe.model.quantile_balancing import histogram_betas
 from equimoe.model.router import Routing
 from equimoe.parallel.local import Dispatch
 
-__all__ = ["Block", "Embedding", "Output", "RouterRecord", "Transformer", "forward"]
+__all__ = ["Block", "Embedding", "Output", "RouterRecord", "Transformer", "checked_segments", "forward"]
 
 QB_BINS = 10_000  # bins of the HIST estimator in the hero run (hero_spec section 2)
 
@@ -66,12 +66,12 @@ class Block(eqx.Module):
 class RouterRecord(eqx.Module):
     """The router's decisions in every layer; T = B * S in row order."""
 
-    logits: Float32[Array, "layers T E"]  # unbiased
-    selected: Int32[Array, "layers T K"]
-    alpha: Float32[Array, "layers T"]
-    weights: Float32[Array, "layers T K"]
-    beta: Float32[Array, "layers E"]  # QB, HIST with 10,000 bins
-    load: Int32[Array, "layers E"]  # assignments of valid tokens per expert
+    logits: Float32[Array, "*layer T E"]  # unbiased
+    selected: Int32[Array, "*layer T K"]
+    alpha: Float32[Array, "*layer T"]
+    weights: Float32[Array, "*layer T K"]
+    beta: Float32[Array, "*layer E"]  # QB, HIST with 10,000 bins
+    load: Int32[Array, "*layer E"]  # assignments of valid tokens per expert
 
 
 class Output(eqx.Module):
@@ -129,7 +129,7 @@ def forward(
     observe: Observe,
 ) -> tuple[Float[Array, "B S D"], PyTree]:
     """Final hidden states, and `observe(routing, dispatch)` of every layer stacked along a leading axis."""
-    segment_ids = _checked_segments(token_ids, segment_ids, model.config)
+    segment_ids = checked_segments(token_ids, segment_ids, model.config)
     config, dtype = model.config, jnp.dtype(compute_dtype)
     x = model.embed(token_ids, config.rms_norm_eps, dtype)
     is_global = jnp.asarray([config.is_global(i) for i in range(config.num_hidden_layers)])
@@ -140,12 +140,13 @@ def forward(
         return x, jax.lax.stop_gradient(observe(routing, plan))
 
     # prevent_cse=False: inside a scan the loop itself already keeps the two computations apart.
-    body = jax.checkpoint(body, prevent_cse=False)
+    keep = jax.checkpoint_policies.save_only_these_names(DISPATCH_PLAN)
+    body = jax.checkpoint(body, prevent_cse=False, policy=keep)
     x, observed = jax.lax.scan(body, x, (model.blocks, is_global))
     return model.final_norm(x, config.rms_norm_eps), observed
 
 
-def _checked_segments(token_ids: Array, segment_ids: Array | None, config: ModelConfig) -> Array:
+def checked_segments(token_ids: Array, segment_ids: Array | None, config: ModelConfig) -> Array:
     """Segment ids of the right shape, or an error that names what came instead."""
     for name, value in (("token_ids", token_ids), ("segment_ids", segment_ids)):
         if value is None:

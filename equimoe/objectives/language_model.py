@@ -12,7 +12,7 @@ from equimoe.errors import EquimoeError
 from equimoe.model.loss import cross_entropy
 from equimoe.model.quantile_balancing import histogram_betas
 from equimoe.model.router import RoutingStatistics, routing_statistics
-from equimoe.model.transformer import QB_BINS, Transformer, forward
+from equimoe.model.transformer import QB_BINS, Transformer, checked_segments, forward
 
 __all__ = ["LayerStatistics", "LossTerms", "loss", "loss_and_terms", "next_token_weights"]
 
@@ -60,6 +60,7 @@ def loss_and_terms(
     The target of position t is the token at t + 1 of the same row, also across a document border. Without
     `loss_weight`, `next_token_weights`. A batch without any weight has loss 0.
     """
+    segment_ids = checked_segments(token_ids, segment_ids, model.config)
     weight = next_token_weights(token_ids, segment_ids) if loss_weight is None else loss_weight
     if weight.shape != token_ids.shape:
         raise EquimoeError("loss_weight", f"must have the shape of token_ids, {list(token_ids.shape)}",

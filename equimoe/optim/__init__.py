@@ -4,12 +4,54 @@
     optax.chain(equimoe.optim.muonh(0.02))                         # for any matrices of yours
 """
 
-from equimoe.optim.groups import make, refuse_zero_matrices
-from equimoe.optim.hyperball import adamh, hyperball, muonh
-from equimoe.optim.newton_schulz import orthogonalise
-from equimoe.optim.rates import Rates, rates_from_budget, warmup_then_linear, warmup_updates
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
+# Name -> module. Imported when first used, so that rates and schedules are printed without starting JAX.
+_MODULES = {
+    "Rates": "rates",
+    "adamh": "hyperball",
+    "hyperball": "hyperball",
+    "make": "groups",
+    "muonh": "hyperball",
+    "orthogonalise": "newton_schulz",
+    "rates_from_budget": "rates",
+    "refuse_zero_matrices": "groups",
+    "warmup_then_linear": "rates",
+    "warmup_updates": "rates",
+}
 __all__ = [
     "Rates", "adamh", "hyperball", "make", "muonh", "orthogonalise", "rates_from_budget", "refuse_zero_matrices",
     "warmup_then_linear", "warmup_updates",
 ]
+
+if TYPE_CHECKING:  # what the lazy names are, for type checkers and editors
+    from equimoe.optim.groups import make, refuse_zero_matrices
+    from equimoe.optim.hyperball import adamh, hyperball, muonh
+    from equimoe.optim.newton_schulz import orthogonalise
+    from equimoe.optim.rates import Rates, rates_from_budget, warmup_then_linear, warmup_updates
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'equimoe.optim' has no attribute {name!r}")
+    value = getattr(import_module(f"equimoe.optim.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+class _Package(ModuleType):
+    """Keeps `hyperball` for the function: importing the module of that name would bind it to the module."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, ModuleType) and name in _MODULES):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

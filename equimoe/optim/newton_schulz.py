@@ -39,8 +39,12 @@ def orthogonalise(
     x = jnp.swapaxes(x, -1, -2) if tall else x
     squares = jnp.sum(jnp.square(x.astype(jnp.float32)), axis=(-2, -1), keepdims=True)
     x = x / (jnp.sqrt(squares).astype(dtype) + jnp.asarray(eps, dtype))
-    for step in range(steps):
-        a, b, c = (jnp.asarray(q, dtype) for q in QUINTIC[min(step, len(QUINTIC) - 1)])
+    table = [QUINTIC[min(step, len(QUINTIC) - 1)] for step in range(steps)]
+
+    def polynomial(x, abc):  # a loop, not unrolled: a model has some twenty such tensors to compile
+        a, b, c = abc
         gram = jnp.einsum("...mi,...ni->...mn", x, x)
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
+        return a * x + (b * gram + c * (gram @ gram)) @ x, None
+
+    x, _ = jax.lax.scan(polynomial, x, jnp.asarray(table, dtype))
     return jnp.swapaxes(x, -1, -2) if tall else x

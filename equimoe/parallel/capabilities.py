@@ -7,13 +7,14 @@ prints it. Facts per backend are measurements, with their source beside them.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 import jax
 
-__all__ = ["Capabilities", "capabilities", "device_memory_bytes"]
+__all__ = ["Capabilities", "all_devices", "capabilities", "device_memory_bytes"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Capabilities:
     compute_dtype: Literal["float32", "bfloat16"]  # the faster one that trains well here
     grouped_matmul: Literal["blocks", "ragged_dot"]  # how expert matmuls over uneven groups run
     peak_flops: float | None  # published dense peak in compute_dtype, FLOP/s; None: measure it
+    run_once_options: Mapping[str, bool | int]  # compiler options for programs that run once and need not be fast
 
 
 # Dense bfloat16 peaks from the vendor's data sheets, FLOP/s (without sparsity).
@@ -48,7 +50,15 @@ def capabilities() -> Capabilities:
         # ragged_dot on CPU is 20 to 85 times slower than a loop over blocks (platform.md).
         grouped_matmul="ragged_dot" if on_gpu else "blocks",
         peak_flops=peak if on_gpu else None,
+        # Random initialisation spends its time in LLVM: 25 s optimised, 4.5 s not, for the tiny model on 2 cores.
+        run_once_options={} if on_gpu else {"xla_backend_optimization_level": 0,
+                                            "xla_llvm_disable_expensive_passes": True},
     )
+
+
+def all_devices() -> list[jax.Device]:
+    """Every device of the run, of all processes, in JAX's order: what a mesh is made of."""
+    return jax.devices()
 
 
 def device_memory_bytes() -> int:

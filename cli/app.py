@@ -1,0 +1,64 @@
+"""The command `equimoe`: collects the commands of every help panel, and turns errors into one line and an exit code.
+
+Importing this file imports no jax and no numpy, so that help and shell completion answer at once; each command
+imports the library inside its body. Exit codes: 0 success, 2 a mistake that the message says how to repair,
+130 stopped by Ctrl-C, 1 a fault of ours (with a traceback).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from equimoe.cli import recipes, train
+
+from equimoe import __version__
+from equimoe.errors import EquimoeError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="equimoe",
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(train.commands)
+app.add_typer(recipes.commands)
+
+
+def _print_version(asked: bool) -> bool:
+    if asked:
+        typer.echo(f"equimoe {__version__}")
+        raise typer.Exit
+    return asked
+
+
+@app.callback()
+def equimoe(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train, continue, post-train and publish large Mixture-of-Experts language models.
+
+    [bold]Examples[/bold]
+
+      equimoe train tiny                  train a small model here, in minutes
+      equimoe resume tiny                 continue it after Ctrl-C or a crash
+      equimoe sample tiny "Returns the"   let it write
+      equimoe show hero                   a recipe and its arithmetic
+    """
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app()
+    except EquimoeError as error:
+        print(f"equimoe: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,429 @@
+"""What a recipe comes to, before anything is allocated: parameters, tokens, rates, FLOPs, bytes.
+
+    facts = arithmetic(recipe)              # numbers, for programs
+    print("\\n".join(lines(recipe, facts)))  # the same numbers as sums that a reader can check
+
+Memory counts what is certain and lasts through a step: weights, gradients and optimizer state in float32, and the
+residual stream that per-layer rematerialisation keeps. It leaves out transport buffers, gathered weights and
+temporaries, so it is a lower bound: what it refuses cannot run, what it lets pass may still not fit.
+Plain Python, no JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from equimoe.axes import MeshAxis
+from equimoe.config import ModelConfig
+from equimoe.counts import Counts, counts, training_flops_per_token
+from equimoe.errors import Problems
+from equimoe.fields import leaf_types
+from equimoe.optim.rates import Rates, rates_from_budget, warmup_then_linear, warmup_updates
+from equimoe.parallel.layout import TOKEN_AXES, mesh_shape, size_per_device
+from equimoe.recipe import Mesh, Recipe
+from equimoe.weights import Weight, describe
+
+__all__ = [
+    "Arithmetic",
+    "Flops",
+    "Memory",
+    "Rate",
+    "StateBytes",
+    "Work",
+    "arithmetic",
+    "lines",
+    "machine_lines",
+    "parameter_lines",
+    "refuse_if_too_large",
+    "run_rates",
+]
+
+FLOAT32_BYTES = 4
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+# float32 numbers that the optimizer keeps for each weight: momentum; two moments; the betas of the last step.
+STATE_PER_WEIGHT = {"muonh": 1, "adamh": 2, "adam": 2, "router_bias": 1}
+GROUP_LABELS = {
+    "embedding": "embedding table, Adam",
+    "experts": "routed experts, MuonH",
+    "lm_head": "output head, AdamH",
+    "other_muonh": "other matrices, MuonH",
+    "other_adam": "other weights, Adam",
+    "router_bias": "router bias, set by balancing",
+}
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Work:
+    """How much is trained, in steps and tokens."""
+
+    batch_sequences: int
+    row_tokens: int
+    tokens_per_step: int
+    steps: int
+    total_tokens: int
+    warmup_updates: int
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A learning rate at the first update, its peak, and the last update. `derived`: from the token budget."""
+
+    first: float
+    peak: float
+    last: float
+    derived: bool
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Training FLOPs by the two named rules (`equimoe.counts`), recomputation not counted."""
+
+    per_token_published: int
+    per_token_true: int
+    run_published: int
+    run_true: int
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes of one group of tensors: weights, gradients, optimizer state."""
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer
+
+    def __add__(self, other: StateBytes) -> StateBytes:
+        return StateBytes(
+            self.weights + other.weights, self.gradients + other.gradients, self.optimizer + other.optimizer
+        )
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The certain part of a step's memory: one copy of the model, and what one device of the mesh holds."""
+
+    mesh: dict[str, int]
+    devices: int
+    state: dict[str, StateBytes]  # group -> bytes of one whole copy
+    state_per_device: dict[str, StateBytes]
+    tokens_per_device: int
+    carry_bytes_per_token: int
+    carries_per_device: int  # layers * tokens_per_device * carry_bytes_per_token
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(group.total for group in self.state.values())
+
+    @property
+    def bytes_per_device(self) -> int:
+        return sum(group.total for group in self.state_per_device.values()) + self.carries_per_device
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """All of it. `to_dict` is what `equimoe show --json` prints."""
+
+    parameters: Counts
+    work: Work
+    rates: Rates
+    schedules: dict[str, Rate]
+    flops: Flops
+    memory: Memory
+
+    def to_dict(self) -> dict[str, Any]:
+        record = dataclasses.asdict(self)
+        record["memory"] |= {
+            "state_bytes": self.memory.state_bytes,
+            "bytes_per_device": self.memory.bytes_per_device,
+            "counted": list(_COUNTED),
+            "not_counted": list(_NOT_COUNTED),
+        }
+        return record
+
+
+def run_rates(recipe: Recipe) -> Rates:
+    """The rates that the run uses: those that the recipe sets, the others from the token budget."""
+    derived = rates_from_budget(
+        tokens_per_batch=recipe.tokens_per_step,
+        total_tokens=recipe.total_tokens,
+        hidden_size=recipe.model.hidden_size,
+    )
+    given = {field.name: getattr(recipe.optimizer, field.name) for field in dataclasses.fields(Rates)}
+    return dataclasses.replace(derived, **{name: value for name, value in given.items() if value is not None})
+
+
+def arithmetic(recipe: Recipe, *, devices: int = 1, compute_dtype: str = "bfloat16") -> Arithmetic:
+    """All numbers of a recipe. `devices` resolves a mesh axis of -1, `compute_dtype` a compute dtype of `auto`."""
+    schedule, tokens = recipe.schedule, recipe.total_tokens
+    rates = run_rates(recipe)
+    published, true = (training_flops_per_token(recipe.model, rule=rule) for rule in ("published", "true"))
+    return Arithmetic(
+        parameters=counts(recipe.model),
+        work=Work(
+            batch_sequences=schedule.batch_sequences,
+            row_tokens=recipe.model.max_position_embeddings,
+            tokens_per_step=recipe.tokens_per_step,
+            steps=schedule.steps,
+            total_tokens=tokens,
+            warmup_updates=warmup_updates(schedule.steps, schedule.warmup_fraction),
+        ),
+        rates=rates,
+        schedules={name: _schedule(recipe, name, getattr(rates, name)) for name in ("muonh_lr", "adam_lr")},
+        flops=Flops(published, true, published * tokens, true * tokens),
+        memory=_memory(recipe, devices, compute_dtype),
+    )
+
+
+def _schedule(recipe: Recipe, name: str, peak: float) -> Rate:
+    schedule = recipe.schedule
+    rate = warmup_then_linear(
+        peak, schedule.steps, warmup_fraction=schedule.warmup_fraction, final_fraction=schedule.final_fraction
+    )
+    return Rate(rate(0), peak, rate(schedule.steps - 1), getattr(recipe.optimizer, name) is None)
+
+
+# ---- memory
+
+
+def _memory(recipe: Recipe, devices: int, compute_dtype: str) -> Memory:
+    shape = _shape(recipe.mesh, devices)
+    state: dict[str, StateBytes] = {}
+    per_device: dict[str, StateBytes] = {}
+    for weight in describe(recipe.model).values():
+        group = _group(weight)
+        state[group] = state.get(group, StateBytes()) + _bytes(weight, weight.size)
+        per_device[group] = per_device.get(group, StateBytes()) + _bytes(weight, size_per_device(weight, shape))
+    dtype = compute_dtype if recipe.compute_dtype == "auto" else recipe.compute_dtype
+    tokens = -(-recipe.tokens_per_step // math.prod(shape[axis] for axis in TOKEN_AXES))
+    carry = recipe.model.hidden_size * DTYPE_BYTES[dtype]
+    return Memory(
+        mesh=dict(shape),
+        devices=math.prod(shape.values()),
+        state=state,
+        state_per_device=per_device,
+        tokens_per_device=tokens,
+        carry_bytes_per_token=carry,
+        carries_per_device=recipe.model.num_hidden_layers * tokens * carry,
+    )
+
+
+def _shape(mesh: Mesh, devices: int) -> Mapping[MeshAxis, int]:
+    """The mesh that the recipe asks for; an axis of -1 takes what `devices` leave to it, at least 1."""
+    fixed = math.prod(size for size in dataclasses.asdict(mesh).values() if size > 0)
+    free = -1 in dataclasses.asdict(mesh).values()
+    return mesh_shape(mesh, fixed * max(1, devices // fixed) if free and fixed else fixed)
+
+
+def _group(weight: Weight) -> str:
+    """The row of the memory table that a tensor counts in: where it lives, and which optimizer keeps its state."""
+    if weight.component in ("experts", "embedding", "lm_head"):
+        return weight.component
+    return weight.group if weight.group == "router_bias" else f"other_{weight.group}"
+
+
+def _bytes(weight: Weight, size: int) -> StateBytes:
+    trained = weight.group != "router_bias"
+    return StateBytes(
+        weights=FLOAT32_BYTES * size,
+        gradients=FLOAT32_BYTES * size * trained,
+        optimizer=FLOAT32_BYTES * size * STATE_PER_WEIGHT[weight.group],
+    )
+
+
+def refuse_if_too_large(
+    recipe: Recipe, device_memory_bytes: int, device_count: int, *, compute_dtype: str = "bfloat16"
+) -> None:
+    """EquimoeError, with all that is missing at once, if the recipe cannot run on this machine or names no data."""
+    _missing(recipe, device_memory_bytes, device_count, compute_dtype).raise_if_any()
+
+
+def _missing(recipe: Recipe, device_memory_bytes: int, device_count: int, compute_dtype: str) -> Problems:
+    problems = Problems(f"recipe {recipe.name!r} on this machine")
+    memory = _memory(recipe, device_count, compute_dtype)
+    mesh = " x ".join(f"{axis} {size}" for axis, size in memory.mesh.items())
+    problems.require(
+        memory.devices <= device_count,
+        "mesh",
+        mesh,
+        f"needs {_count(memory.devices, 'device')}, this machine has {device_count:,}",
+        f"start it on {memory.devices:,}, or train a smaller recipe (`equimoe recipes`)",
+    )
+    problems.require(
+        memory.bytes_per_device <= device_memory_bytes,
+        "memory of one device",
+        _gib(memory.bytes_per_device),
+        f"must be at most the {_gib(device_memory_bytes)} of a device here: weights, gradients and optimizer state "
+        f"are {_gib(memory.state_bytes)} in all, {_gib(memory.bytes_per_device - memory.carries_per_device)} on each "
+        f"of {_count(memory.devices, 'device')}, and the residual stream of {memory.tokens_per_device:,} tokens is "
+        f"{_gib(memory.carries_per_device)}; buffers and temporaries come on top",
+        "use larger devices, a longer mesh or a smaller batch",
+    )
+    problems.require(recipe.data.path is not None, "data.path", None, "this recipe names no data", "add --data PATHS")
+    return problems
+
+
+# ---- printed
+
+
+_COUNTED = ("float32 weights", "float32 gradients", "float32 optimizer state", "residual stream kept between layers")
+_NOT_COUNTED = ("transport buffers", "gathered weights", "attention and expert temporaries", "compiler workspace")
+
+
+def parameter_lines(model: ModelConfig, found: Counts | None = None) -> list[str]:
+    """Parameters by component, in all, and the two active counts by their names."""
+    found = found or counts(model)
+    experts = f"{model.num_experts_per_tok} of {model.num_experts} experts"
+    rows = [(name.replace("_", " "), size, "") for name, size in found.components.items()]
+    rows += [
+        ("total", found.total, "sum of the above"),
+        ("active", found.active, f"all but the two embeddings, {experts}"),
+        ("active, published rule", found.active_published, f"attention, router, latent, shared experts, {experts}"),
+        ("total, published rule", found.total_published, "the same matrices with all experts, and the two embeddings"),
+    ]
+    return _table("Parameters", [(name, f"{size:,}", note) for name, size, note in rows])
+
+
+def lines(recipe: Recipe, facts: Arithmetic) -> list[str]:
+    """The resolved recipe and its arithmetic, ready to print. Fields are spelled as overrides are."""
+    return [
+        f"{recipe.name}: {recipe.purpose or 'no purpose given'}",
+        f"cost: {recipe.cost or 'not given'}",
+        "",
+        *_field_lines(recipe),
+        "",
+        *parameter_lines(recipe.model, facts.parameters),
+        "",
+        *_work_lines(facts.work),
+        "",
+        *_rate_lines(recipe, facts),
+        "",
+        *_flops_lines(recipe.model, facts),
+        "",
+        *_memory_lines(recipe, facts.memory),
+    ]
+
+
+def machine_lines(recipe: Recipe, machine: Mapping[str, Any]) -> list[str]:
+    """The record of `parallel.capabilities` with `device_memory_bytes`, and what keeps the recipe from training."""
+    memory, devices = machine["device_memory_bytes"], machine["device_count"]
+    missing = _missing(recipe, memory, devices, machine["compute_dtype"]).found
+    rows = [
+        (name, f"{value:,}" if name == "device_memory_bytes" else str(value), "") for name, value in machine.items()
+    ]
+    verdict = [f"  training here is refused: {line}" for line in missing]
+    return [
+        *_table("This machine", rows, align="<"),
+        *(verdict or ["  nothing that is counted above keeps this recipe from training here"]),
+    ]
+
+
+def _field_lines(recipe: Recipe) -> list[str]:
+    rows = []
+    for path in leaf_types(Recipe):
+        value: Any = recipe
+        for name in path.split("."):
+            value = getattr(value, name)
+        if path not in ("purpose", "cost", "name"):
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            rows.append(f"  {path}={shown.lower() if value is None or isinstance(value, bool) else shown}")
+    return ["Recipe (each line can be given to `train` as it stands, with another value)", *rows]
+
+
+def _work_lines(work: Work) -> list[str]:
+    return [
+        "Work",
+        f"  {work.batch_sequences:,} x {work.row_tokens:,} = {work.tokens_per_step:,} tokens a step",
+        f"  {work.tokens_per_step:,} x {work.steps:,} = {work.total_tokens:,} tokens in all",
+        f"  {work.steps:,} steps, of them {work.warmup_updates:,} of warm-up",
+    ]
+
+
+def _rate_lines(recipe: Recipe, facts: Arithmetic) -> list[str]:
+    work, rates = facts.work, facts.rates
+    formulas = {
+        "adam_lr": f"0.087571 x {work.total_tokens:,}^-0.3461 x {recipe.model.hidden_size:,}^-0.3448 "
+        f"x sqrt({work.tokens_per_step:,}), at most 0.05",
+        "muonh_lr": "13/3 x the derived adam_lr, at most 0.05",
+        "beta1": "constant",
+        "beta2": f"0.999^({work.tokens_per_step:,} / 131,072), within [0.95, 0.9999]",
+        "epsilon": f"9.676e-18 x sqrt({work.steps:,})",
+    }
+    rows = [
+        (
+            name,
+            f"{getattr(rates, name):.6g}",
+            formula if getattr(recipe.optimizer, name) is None else "set in the recipe",
+        )
+        for name, formula in formulas.items()
+    ]
+    rows += [
+        (f"{name} over the run", f"{rate.first:.6g} -> {rate.peak:.6g} -> {rate.last:.6g}", "first, peak, last update")
+        for name, rate in facts.schedules.items()
+    ]
+    return _table("Rates", rows, align="<")
+
+
+def _flops_lines(model: ModelConfig, facts: Arithmetic) -> list[str]:
+    layers, row = model.num_hidden_layers, model.max_position_embeddings
+    rows = []
+    for rule, global_layers, per_token, run in (
+        ("true rule", len(model.global_layers), facts.flops.per_token_true, facts.flops.run_true),
+        ("published rule", layers // model.global_every, facts.flops.per_token_published, facts.flops.run_published),
+    ):
+        keys = f"{layers - global_layers} x {model.window:,} + {global_layers} x {row:,}"
+        heads = f"{model.num_attention_heads} x {model.head_dim}"
+        embedding = f"{model.vocab_size:,} x {model.hidden_size:,}"
+        formula = f"6 x ({facts.parameters.active_published:,} + {embedding}) + 12 x {heads} x ({keys})"
+        rows.append((f"a token, {rule}", f"{per_token:,}", formula))
+        rows.append((f"the run, {rule}", f"{run:.4g}", f"x {facts.work.total_tokens:,} tokens"))
+    return _table("FLOPs (forward and backward, recomputation not counted)", rows)
+
+
+def _memory_lines(recipe: Recipe, memory: Memory) -> list[str]:
+    mesh = " x ".join(f"{axis} {size}" for axis, size in memory.mesh.items())
+    header = f"  {'':<30} {'weights':>21} {'gradients':>21} {'optimizer':>21} {'total':>21} {'per device':>19}"
+    rows = [
+        _state_line(label, memory.state[name], memory.state_per_device[name].total)
+        for name, label in GROUP_LABELS.items()
+    ]
+    whole = sum(memory.state.values(), StateBytes())
+    on_device = sum(group.total for group in memory.state_per_device.values())
+    return [
+        f"Memory in bytes: one copy of the state, and its share on one of {_count(memory.devices, 'device')} ({mesh})",
+        header,
+        *rows,
+        _state_line("state", whole, on_device),
+        f"  residual stream: {recipe.model.num_hidden_layers} layers x {memory.tokens_per_device:,} tokens a device x "
+        f"{memory.carry_bytes_per_token:,} bytes = {memory.carries_per_device:,}",
+        f"  a device needs at least {on_device:,} + {memory.carries_per_device:,} = {memory.bytes_per_device:,} "
+        f"({_gib(memory.bytes_per_device)})",
+        f"  counted: {', '.join(_COUNTED)}",
+        f"  not counted: {', '.join(_NOT_COUNTED)}",
+    ]
+
+
+def _state_line(name: str, group: StateBytes, on_device: int) -> str:
+    columns = "".join(f" {size:>21,}" for size in (group.weights, group.gradients, group.optimizer, group.total))
+    return f"  {name:<30}{columns} {on_device:>19,}"
+
+
+def _table(title: str, rows: list[tuple[str, str, str]], align: str = ">") -> list[str]:
+    names, values = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
+    return [title, *(f"  {name:<{names}}  {value:{align}{values}}  {note}".rstrip() for name, value, note in rows)]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:,.1f} GiB" if size >= GIB / 10 else f"{size / 2**20:,.1f} MiB"

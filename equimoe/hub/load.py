@@ -1,0 +1,65 @@
+"""`equimoe.load`: a model and its tokenizer from a run, an exported folder, or the Hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
+from equimoe.errors import EquimoeError
+from equimoe.hub.config_json import config_from_json, schema_of
+from equimoe.hub.safetensors_files import open_folder, read_json
+from equimoe.hub.tensors import read_tensors
+from equimoe.model.init import assemble
+from equimoe.model.transformer import Transformer
+from equimoe.train.loop import load_run
+from equimoe.weights import describe
+
+__all__ = ["load", "load_folder"]
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# Data only: whatever else a repository holds, code above all, is not even fetched.
+_HUB_FILES = ["config.json", "tokenizer.json", "*.safetensors", "model.safetensors.index.json"]
+
+
+def load(src: str | Path, *, revision: str | None = None) -> tuple[Transformer, TextTokenizer | None]:
+    """(model, tokenizer) from a run folder, a folder in the interchange format (schema 1 or 2), or a Hub id.
+
+    Weights come as float32. A run gives its newest complete checkpoint with the pending router bias applied;
+    a folder without tokenizer.json gives None. Nothing of a folder or repository is ever executed.
+    Raises EquimoeError naming everything that is missing, unexpected or of another shape, at once.
+    """
+    folder = Path(src).expanduser()
+    if (folder / "recipe.json").exists():
+        return load_run(folder)
+    if folder.is_dir():
+        return load_folder(folder)
+    if isinstance(src, str) and _HUB_ID.fullmatch(src):
+        return load_folder(_from_hub(src, revision))
+    raise EquimoeError("src", "must be a run folder, a model folder, or a Hub id such as org/name", "Check the path",
+                       value=str(src))
+
+
+def load_folder(folder: Path) -> tuple[Transformer, TextTokenizer | None]:
+    """A folder with config.json, safetensors and, if it has one, tokenizer.json."""
+    raw = read_json(folder / "config.json")
+    config = config_from_json(raw)
+    arrays = read_tensors(open_folder(folder), describe(config), schema=schema_of(raw))
+    model = assemble(config, jax.tree.map(jnp.asarray, arrays))
+    path = folder / "tokenizer.json"
+    return model, load_tokenizer(path, config.vocab_size) if path.exists() else None
+
+
+def _from_hub(repository: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise EquimoeError("src", f"could not be fetched from the Hub ({str(error).splitlines()[0][:200]})",
+                           "Check the name, your network and, for a private repository, `hf auth login`",
+                           value=repository) from None

@@ -1,0 +1,55 @@
+"""The device mesh, and the shardings of weights and tokens on it, by the table of `parallel.layout`.
+
+Shardings are left to XLA's partitioner (Auto axes): every computation is written on global arrays, and this
+table only says where weights and tokens live. Expert parallelism proper moves tokens by hand instead.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from equimoe.axes import MESH_AXES
+from equimoe.config import ModelConfig
+from equimoe.errors import Problems
+from equimoe.parallel.capabilities import all_devices
+from equimoe.parallel.layout import LOGICAL_TO_MESH, TOKEN_AXES, mesh_shape
+from equimoe.recipe import Mesh
+from equimoe.weights import Weight, describe
+
+__all__ = ["LOGICAL_TO_MESH", "TOKEN_AXES", "make_mesh", "mesh_shape", "row_sharding", "weight_shardings"]
+
+
+def make_mesh(mesh: Mesh, config: ModelConfig, batch_sequences: int) -> jax.sharding.Mesh:
+    """The mesh over all devices. Refuses, all at once, sizes of the model and batch that its axes do not divide."""
+    shape = mesh_shape(mesh, jax.device_count())
+    problems = Problems("mesh")
+    for path, weight in describe(config).items():
+        for size, axis in zip(weight.shape, weight.axes, strict=True):
+            parts = math.prod(shape[a] for a in LOGICAL_TO_MESH[axis])
+            problems.require(size % parts == 0, f"{path}, axis {axis}", size, f"must be a multiple of {parts}",
+                             f"change the model, or shorten {' or '.join(LOGICAL_TO_MESH[axis])}")
+    spread = math.prod(shape[a] for a in TOKEN_AXES)
+    problems.require(batch_sequences % spread == 0, "schedule.batch_sequences", batch_sequences,
+                     f"must be a multiple of {spread} (replica * data * expert)",
+                     f"use {max(spread, round(batch_sequences / spread) * spread)}")
+    problems.raise_if_any()
+    devices = np.asarray(all_devices()).reshape([shape[axis] for axis in MESH_AXES])
+    return jax.sharding.Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def weight_shardings(config: ModelConfig, mesh: jax.sharding.Mesh) -> dict[str, NamedSharding]:
+    """Where every tensor of the weight table lives."""
+    return {path: NamedSharding(mesh, _spec(weight)) for path, weight in describe(config).items()}
+
+
+def _spec(weight: Weight) -> PartitionSpec:
+    return PartitionSpec(*(LOGICAL_TO_MESH[axis] or None for axis in weight.axes))
+
+
+def row_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
+    """Rows of a batch, [B, S]: spread over `TOKEN_AXES`."""
+    return NamedSharding(mesh, PartitionSpec(TOKEN_AXES, None))

@@ -1,0 +1,65 @@
+"""Which folder a run lives in: `runs/<name>/`, or the path that was given. Plain Python, no JAX.
+
+A name without a slash is a folder under `runs/`; anything with a slash is a path. A run is never overwritten.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from equimoe.errors import EquimoeError
+from equimoe.fields import nearest
+
+__all__ = ["find_run", "new_run"]
+
+RUNS = Path("runs")
+RECIPE = "recipe.json"
+COMMITTED = "checkpoints/[0-9]*/COMMITTED"  # the marker of a complete checkpoint (train/checkpoint.py)
+
+
+def new_run(name_or_path: str | None, recipe_name: str) -> Path:
+    """The folder for a new run, default `runs/<recipe name>`. Refuses one that holds a run, or anything else."""
+    run = _path(recipe_name if name_or_path is None else name_or_path)
+    if run.exists() and not run.is_dir():
+        raise EquimoeError("run", "must be a folder", "Choose another name with --run NAME", value=str(run))
+    if any(run.glob(COMMITTED)):
+        raise EquimoeError(
+            "run",
+            "already holds a trained run, and training never overwrites one",
+            f"Continue it with `equimoe resume {run}`, or choose another name with --run NAME",
+            value=str(run),
+        )
+    strangers = run.is_dir() and any(path for path in run.iterdir() if path.name != ".lock")  # the trainer's own lock
+    if strangers and not (run / RECIPE).exists():
+        raise EquimoeError(
+            "run",
+            "must be a new or empty folder, this one holds other files",
+            "Choose another name with --run NAME",
+            value=str(run),
+        )
+    return run
+
+
+def find_run(name_or_path: str) -> Path:
+    """The folder of an existing run; EquimoeError names the nearest one there is."""
+    here = Path(name_or_path).expanduser()
+    run = next((path for path in (_path(name_or_path), here) if (path / RECIPE).is_file()), None)
+    if run is None:
+        known = sorted(str(path.parent) for path in RUNS.glob(f"*/{RECIPE}"))
+        close = nearest(str(_path(name_or_path)), known)
+        remedy = (
+            f"Did you mean {close}?"
+            if close
+            else f"Runs here: {', '.join(known)}"
+            if known
+            else (f"There is no run under {RUNS.absolute()} yet; start one with `equimoe train tiny`")
+        )
+        raise EquimoeError("run", f"must be a folder that holds {RECIPE}", remedy, value=str(_path(name_or_path)))
+    return run
+
+
+def _path(name_or_path: str) -> Path:
+    path = Path(name_or_path).expanduser()
+    is_name = os.sep not in name_or_path and "/" not in name_or_path and name_or_path not in (".", "..", "~")
+    return RUNS / path if is_name else path

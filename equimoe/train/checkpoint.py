@@ -1,0 +1,197 @@
+"""Checkpoints: one folder a step, complete only when its marker is there (hero_spec section 7).
+
+    checkpoints/<step>/
+        state/            Orbax (OCDBT): one array per tensor, stacked ones in chunks of one layer or less
+        position.json     format and version, step, sequences read
+        tokenizer.json    what turns the ids back into text
+        COMMITTED         written last
+
+A save writes aside, flushes, renames, then adds the marker; a kill at any moment leaves the previous
+checkpoint the newest committed one. One layer of one tensor can be read alone (`read_layer`), so an export
+needs the memory of a layer and not of the model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from equimoe.data.files import aside, sync_folder, write_file
+from equimoe.errors import EquimoeError
+from equimoe.train.state import TrainState
+
+__all__ = ["committed_steps", "newest_checkpoint", "read_layer", "read_position", "restore", "save"]
+
+FORMAT, FORMAT_VERSION = "equimoe-checkpoint", 1
+STATE, POSITION, TOKENIZER, MARKER = "state", "position.json", "tokenizer.json", "COMMITTED"
+
+
+def save(folder: Path, state: TrainState, *, sequences: int, tokenizer: bytes, keep: int) -> Path:
+    """Write `folder/<step>`, commit it, and only then remove all but the newest `keep`. Returns its path.
+
+    Raises EquimoeError when the disk refuses; older checkpoints are then untouched.
+    """
+    step = int(state.step)
+    final = folder.resolve() / str(step)  # Orbax takes absolute paths only
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = aside(final)
+    try:
+        _write_state(temporary / STATE, state)
+        write_file(temporary / TOKENIZER, [tokenizer])
+        position = {"format": FORMAT, "version": FORMAT_VERSION, "step": step, "sequences": sequences}
+        write_file(temporary / POSITION, [json.dumps(position, indent=1).encode()])
+        _flush_tree(temporary)
+        if final.exists():  # uncommitted remains of a killed save, or the same step once more
+            shutil.rmtree(final)
+        os.rename(temporary, final)
+        sync_folder(folder)
+        write_file(final / MARKER, [b"complete\n"])
+    except OSError as error:
+        raise EquimoeError("checkpoint", f"could not be written ({error})",
+                           "Free disk space or fix the permissions, then resume", value=str(final)) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    for old in committed_steps(folder)[:-keep]:
+        _remove(folder / str(old))
+    return final
+
+
+def _remove(checkpoint: Path) -> None:
+    """The marker goes first: a kill in between leaves an incomplete checkpoint, not a damaged one."""
+    (checkpoint / MARKER).unlink(missing_ok=True)
+    shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def _write_state(path: Path, state: TrainState) -> None:
+    import orbax.checkpoint as ocp  # here: it takes a second to import, and reading a position needs none of it
+
+    tree = _by_name(state)
+    arguments = {name: _chunked(ocp, array) for name, array in tree.items()}
+    with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True)) as checkpointer:
+        checkpointer.save(path, args=ocp.args.PyTreeSave(tree, save_args=arguments))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Orbax warns, once an array, that a layer of a small model is a small chunk; that is what we ask for."""
+    from absl import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _chunked(ocp: Any, array: jax.Array):
+    """Chunks of at most one layer: Orbax's default, a chunk per device shard, makes one layer cost the whole stack."""
+    if array.ndim < 2:
+        return ocp.SaveArgs()
+    return ocp.SaveArgs(chunk_byte_size=max(1, array.nbytes // array.shape[0]), shard_axes=(0,))
+
+
+def restore(checkpoint: Path, like: TrainState) -> TrainState:
+    """The state of a committed checkpoint, in the shapes and shardings of `like` (see `abstract_state`)."""
+    import orbax.checkpoint as ocp
+
+    checkpoint = checkpoint.resolve()
+    read_position(checkpoint)
+    wanted = _by_name(like)
+    try:
+        with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True)) as checkpointer:
+            _check_shapes(checkpoint, checkpointer, wanted)
+            arrays = checkpointer.restore(checkpoint / STATE, args=ocp.args.PyTreeRestore(
+                wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted)))
+    except EquimoeError:
+        raise
+    except Exception as error:  # Orbax and TensorStore raise many kinds; all mean that the files are not whole
+        raise EquimoeError("checkpoint", f"cannot be read ({str(error).splitlines()[0][:200]})",
+                           f"Remove {checkpoint} to continue from the one before it", value=str(checkpoint)) from error
+    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    return jax.tree_util.tree_unflatten(structure, [arrays[_name(path)] for path, _ in leaves])
+
+
+def _check_shapes(checkpoint: Path, checkpointer: Any, wanted: dict[str, Any]) -> None:
+    metadata = checkpointer.metadata(checkpoint / STATE).item_metadata.tree
+    stored = {name: tuple(entry.shape) for name, entry in metadata.items()}
+    expected = {name: tuple(array.shape) for name, array in wanted.items()}
+    wrong = [f"{n} {stored.get(n, 'absent')} instead of {expected.get(n, 'absent')}"
+             for n in sorted(stored.keys() | expected.keys()) if stored.get(n) != expected.get(n)]
+    if wrong:
+        raise EquimoeError("checkpoint", f"must hold the state of this recipe, it differs in {len(wrong)} arrays: "
+                           + "; ".join(wrong[:4]), "Resume the run that wrote it", value=str(checkpoint))
+
+
+def read_layer(checkpoint: Path, name: str, layer: int) -> np.ndarray:
+    """One layer of one stacked array, for example `read_layer(c, "model.blocks.moe.experts.gate", 3)`.
+
+    Reads that layer's chunks only.
+    """
+    import tensorstore as ts
+
+    spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": f"file://{checkpoint.resolve() / STATE}/", "path": f"{name}/"}}
+    return ts.open(spec, open=True, read=True).result()[layer].read().result()
+
+
+def read_position(checkpoint: Path) -> dict:
+    """Step and sequences of a committed checkpoint. Refuses one without marker, or of another format version."""
+    if not (checkpoint / MARKER).exists():
+        raise EquimoeError("checkpoint", "is not complete: its save was interrupted", "Use an older one",
+                           value=str(checkpoint))
+    try:
+        position = json.loads((checkpoint / POSITION).read_bytes())
+        known = position["format"] == FORMAT and position["version"] == FORMAT_VERSION
+        step, sequences = int(position["step"]), int(position["sequences"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EquimoeError("checkpoint", f"has no readable {POSITION} ({error})", "Use an older one",
+                           value=str(checkpoint)) from None
+    if not known:
+        raise EquimoeError("checkpoint", f"must be {FORMAT} version {FORMAT_VERSION}, it is {position['format']} "
+                           f"version {position['version']}", "Update equimoe", value=str(checkpoint))
+    return {"step": step, "sequences": sequences}
+
+
+def committed_steps(folder: Path) -> list[int]:
+    """Steps with a complete checkpoint, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit() and (p / MARKER).exists())
+
+
+def newest_checkpoint(run: Path) -> Path:
+    """The newest complete checkpoint of a run folder."""
+    steps = committed_steps(run / "checkpoints")
+    if not steps:
+        raise EquimoeError("run", "has no complete checkpoint", "Train it first, or wait for its first save",
+                           value=str(run))
+    return run / "checkpoints" / str(steps[-1])
+
+
+def _by_name(state: PyTree) -> dict[str, Any]:
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+
+
+def _name(path: tuple) -> str:
+    """A flat name for a leaf: attribute names, keys and positions joined by dots."""
+    return ".".join(str(getattr(e, "name", getattr(e, "key", getattr(e, "idx", e)))) for e in path)
+
+
+def _flush_tree(folder: Path) -> None:
+    """fsync everything below, files before folders: the marker must not reach the disk before what it vouches for."""
+    for path in sorted(folder.rglob("*"), key=lambda p: -len(p.parts)):
+        if path.is_dir():
+            sync_folder(path)
+        else:
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+    sync_folder(folder)

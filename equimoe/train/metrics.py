@@ -1,0 +1,161 @@
+"""The one table of metric names, and the files they are written to.
+
+`metrics.jsonl` holds what the run computes: one line a step, one line an evaluation. It has no clock in it,
+so a run that was killed and resumed leaves, line for line, the file of a run that was not. What the clock
+says goes to `timing.jsonl`, what happened (start, save, resume) to `events.jsonl`.
+
+Lines are appended and flushed; `rewind` moves what lies past a restored step to events.jsonl, so that no
+line is lost and none stands twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from equimoe.data.files import write_file
+from equimoe.errors import EquimoeError
+
+__all__ = ["METRICS", "Metric", "RunLog"]
+
+File = Literal["metrics", "timing"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a name means. A name that ends in `/*` stands for one metric a held-out set."""
+
+    unit: str
+    meaning: str
+    file: File = "metrics"
+
+
+METRICS: Mapping[str, Metric] = {
+    "step": Metric("updates", "optimizer updates made, this one included"),
+    "tokens": Metric("tokens", "tokens trained on so far"),
+    "loss": Metric("nats", "mean loss of the batch: cross entropy plus z-loss"),
+    "cross_entropy": Metric("nats", "mean next-token cross entropy of the batch"),
+    "z": Metric("nats^2", "mean logsumexp(logits)^2, before its weight"),
+    "gradient_norm": Metric("", "global norm of the gradients of all trained parameters"),
+    "muonh_lr": Metric("", "rate of MuonH and AdamH in this update"),
+    "adam_lr": Metric("", "rate of Adam in this update"),
+    "load_max_over_mean": Metric("", "busiest expert's share of the mean load, largest of the layers"),
+    "load_min_over_mean": Metric("", "idlest expert's share of the mean load, smallest of the layers"),
+    "router_entropy": Metric("nats", "entropy of the expert load, mean over layers"),
+    "router_z": Metric("", "mean logsumexp(router logits)^2, mean over layers; logged only"),
+    "router_bias_norm": Metric("", "norm of the router bias of all layers; set by quantile balancing, not trained"),
+    "dropped_share": Metric("", "share of assignments lost in transport"),
+    "dropped": Metric("assignments", "assignments lost in transport, all layers"),
+    "skipped_padding": Metric("assignments", "assignments that padding tokens did not take, all layers"),
+    "eval_loss/*": Metric("nats", "held-out cross entropy per token, dropless"),
+    "eval_bits_per_byte/*": Metric("bits", "held-out loss on all tokens per byte of text"),
+    "eval_tokens/*": Metric("tokens", "held-out tokens scored"),
+    "step_seconds": Metric("s", "wall-clock time per step since the last line", "timing"),
+    "tokens_per_second": Metric("tokens/s", "over the same time", "timing"),
+    "mfu": Metric("", "model FLOPs (true rule, no recomputation) over the peak of the devices", "timing"),
+}
+
+
+def declared(name: str) -> str:
+    """The table's name for a written one: `eval_loss/code` is declared as `eval_loss/*`."""
+    return name if name in METRICS else f"{name.split('/')[0]}/*"
+
+
+class RunLog:
+    """Appends to the files of one run folder. One process writes; every line is whole or, after a kill, cut off."""
+
+    def __init__(self, run: Path):
+        self.run = run
+        run.mkdir(parents=True, exist_ok=True)
+        self._files = {name: open(run / f"{name}.jsonl", "a", encoding="utf-8") for name in ("metrics", "timing", "events")}
+
+    def write(self, file: File, values: Mapping[str, float | int]) -> None:
+        """One line of metrics; every name must be in the table, for this file ("step" goes everywhere)."""
+        for name, value in values.items():
+            metric = METRICS.get(declared(name))
+            if metric is None or (metric.file != file and name != "step"):
+                raise EquimoeError("metric", f"must be declared in equimoe.train.metrics.METRICS for {file}.jsonl",
+                                   "Add it to the table", value=name)
+            if not math.isfinite(value):
+                raise EquimoeError(f"{name} at step {values.get('step')}", "must be finite",
+                                   "Nothing of this step was saved; resume continues from the last checkpoint", value=value)
+        self._append(file, values)
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Something that happened, with the time."""
+        self._append("events", {"event": kind, "time": round(time.time(), 3), **facts})
+
+    def sync(self) -> None:
+        """Everything written so far is on disk when this returns: called before a checkpoint is committed."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def _append(self, name: str, values: Mapping[str, Any]) -> None:
+        self._files[name].write(json.dumps(values, allow_nan=False) + "\n")
+        self._files[name].flush()
+
+
+def rewind(run: Path, step: int) -> int:
+    """Move the lines past `step`, and a line that a kill cut off, from metrics and timing to events.jsonl.
+
+    Returns how many were moved. The events are on disk before the shortened files replace the old ones.
+    """
+    moved: list[str] = []
+    kept: dict[str, list[str]] = {}
+    for name in ("metrics", "timing"):
+        path = run / f"{name}.jsonl"
+        if not path.exists():
+            continue
+        kept[name] = []
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+            at = _step_of(line)
+            if at is not None and at <= step:
+                kept[name].append(line)
+            else:
+                moved.append(json.dumps({"event": "rewound", "file": path.name, "to_step": step, "line": line.rstrip("\n")}))
+    if not moved:
+        return 0
+    _close_last_line(run / "events.jsonl")
+    with open(run / "events.jsonl", "a", encoding="utf-8") as events:
+        events.write("".join(line + "\n" for line in moved))
+        events.flush()
+        os.fsync(events.fileno())
+    for name, lines in kept.items():
+        write_file(run / f"{name}.jsonl", [line.encode() for line in lines])
+    return len(moved)
+
+
+def _close_last_line(path: Path) -> None:
+    """End a line that a kill cut off, so that the next one starts on its own."""
+    if path.exists() and path.stat().st_size and not path.read_bytes().endswith(b"\n"):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write("\n")
+
+
+def _step_of(line: str) -> int | None:
+    """The step of a whole line, None for a line that is cut off."""
+    if not line.endswith("\n"):
+        return None
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def read_lines(path: Path) -> list[dict]:
+    """All whole lines of a JSON-lines file."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]

@@ -1,0 +1,75 @@
+"""The train state: everything that the next step depends on, and nothing else.
+
+The position in the data is no part of it: sequence number n is a pure function of the seed, and a run at
+step k has read batch * k sequences.
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float32, Int32, PRNGKeyArray, PyTree
+
+from equimoe.config import ModelConfig
+from equimoe.model.init import build, map_by_path
+from equimoe.model.quantile_balancing import bias_from_betas
+from equimoe.model.transformer import Transformer
+from equimoe.parallel.capabilities import capabilities
+from equimoe.parallel.mesh import weight_shardings
+
+__all__ = ["TrainState", "abstract_state", "create_state", "with_pending_bias"]
+
+
+class TrainState(eqx.Module):
+    """Weights, optimizer state, the betas that the next step starts from, and the number of updates made."""
+
+    step: Int32[Array, ""]
+    model: Transformer
+    optimizer: PyTree
+    betas: Float32[Array, "layers E"]
+
+
+def with_pending_bias(model: Transformer, betas: Float32[Array, "layers E"]) -> Transformer:
+    """The model with the router bias that the last step's betas ask for: what trains next, and what is exported."""
+    return eqx.tree_at(lambda m: m.blocks.moe.router.bias, model, bias_from_betas(betas))
+
+
+def create_state(
+    config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, *, key: PRNGKeyArray
+) -> TrainState:
+    """A fresh state, every array made where the mesh puts it: no device ever holds the whole model."""
+    make = _maker(config, optimizer)
+    shardings = _shardings(jax.eval_shape(make, key), config, mesh)
+    return jax.jit(make, out_shardings=shardings, compiler_options=dict(capabilities().run_once_options))(key)
+
+
+def abstract_state(config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """The state as shapes, dtypes and shardings: what a checkpoint is restored into."""
+    shapes = jax.eval_shape(_maker(config, optimizer), jax.random.key(0))
+    return jax.tree.map(lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where),
+                        shapes, _shardings(shapes, config, mesh))
+
+
+def _maker(config: ModelConfig, optimizer: optax.GradientTransformation):
+    def make(key: PRNGKeyArray) -> TrainState:
+        model = build(config, key)
+        betas = jnp.zeros((config.num_hidden_layers, config.num_experts), jnp.float32)
+        return TrainState(jnp.zeros((), jnp.int32), model, optimizer.init(model), betas)
+
+    return make
+
+
+def _shardings(state: TrainState, config: ModelConfig, mesh: Mesh) -> PyTree:
+    """Optimizer moments live where their weights do: a model-shaped subtree gets the model's shardings."""
+    table = weight_shardings(config, mesh)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
+    def of(subtree):
+        if isinstance(subtree, Transformer):  # moments keep the tree, with holes where another group is
+            return map_by_path(lambda path, _: table[path], subtree)
+        return everywhere
+
+    return jax.tree.map(of, state, is_leaf=lambda x: isinstance(x, Transformer))

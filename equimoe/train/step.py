@@ -1,0 +1,78 @@
+"""One optimizer step, jitted once: set the pending bias, loss and gradients, update, next betas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Float32, Int, Int32
+
+from equimoe.objectives.language_model import loss_and_terms
+from equimoe.train.state import TrainState, with_pending_bias
+
+__all__ = ["StepMetrics", "make_step"]
+
+
+class StepMetrics(eqx.Module):
+    """What a step reports, on the device until it is asked for. Loads are over the batch's valid tokens."""
+
+    loss: Float32[Array, ""]
+    cross_entropy: Float32[Array, ""]
+    z: Float32[Array, ""]
+    gradient_norm: Float32[Array, ""]
+    load_max_over_mean: Float32[Array, ""]  # over experts, the largest of the layers
+    load_min_over_mean: Float32[Array, ""]  # over experts, the smallest of the layers
+    router_entropy: Float32[Array, ""]  # of the load, mean over layers, nats
+    router_z: Float32[Array, ""]  # mean over layers
+    router_bias_norm: Float32[Array, ""]  # of the bias used in this step; moves by its own dynamics
+    dropped: Int32[Array, " layers"]  # assignments lost in transport
+    skipped_padding: Int32[Array, " layers"]
+    load: Int32[Array, "layers E"]
+
+
+def make_step(
+    optimizer: optax.GradientTransformation, *, z_loss: float, qb_bins: int, compute_dtype: Any
+) -> Callable[..., tuple[TrainState, StepMetrics]]:
+    """The jitted step (state, token_ids, segment_ids, loss_weight) -> (state, metrics). The old state is donated."""
+
+    def step(
+        state: TrainState, token_ids: Int[Array, "B S"], segment_ids: Int[Array, "B S"], loss_weight: Float[Array, "B S"]
+    ) -> tuple[TrainState, StepMetrics]:
+        model = with_pending_bias(state.model, state.betas)
+
+        def objective(model):
+            return loss_and_terms(model, token_ids, segment_ids, loss_weight, z_loss=z_loss, qb_bins=qb_bins,
+                                  compute_dtype=compute_dtype)
+
+        (loss, terms), gradients = jax.value_and_grad(objective, has_aux=True)(model)
+        with jax.named_scope("optimizer"):
+            updates, optimizer_state = optimizer.update(gradients, state.optimizer, model)
+            new_model = optax.apply_updates(model, updates)
+        new_state = TrainState(state.step + 1, new_model, optimizer_state, terms.layers.beta)
+        return new_state, _metrics(loss, terms, gradients, model)
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def _metrics(loss, terms, gradients, model) -> StepMetrics:
+    routing = terms.layers.routing
+    load = routing.load.astype(jnp.float32)
+    mean = jnp.maximum(jnp.mean(load, axis=1), 1e-9)
+    return StepMetrics(
+        loss=loss,
+        cross_entropy=terms.cross_entropy,
+        z=terms.z,
+        gradient_norm=optax.tree.norm(gradients),
+        load_max_over_mean=jnp.max(jnp.max(load, axis=1) / mean),
+        load_min_over_mean=jnp.min(jnp.min(load, axis=1) / mean),
+        router_entropy=jnp.mean(routing.entropy),
+        router_z=jnp.mean(routing.z),
+        router_bias_norm=jnp.sqrt(jnp.sum(jnp.square(model.blocks.moe.router.bias))),
+        dropped=terms.layers.dropped,
+        skipped_padding=terms.layers.skipped_padding,
+        load=routing.load,
+    )

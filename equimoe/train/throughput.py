@@ -1,0 +1,69 @@
+"""How fast a run goes: time per step, tokens per second, and model FLOPs utilisation."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from equimoe.counts import training_flops_per_token
+from equimoe.parallel.capabilities import capabilities
+from equimoe.recipe import Recipe
+
+__all__ = ["Pace", "StepClock", "peak_flops"]
+
+_MATMUL_SIZE = 2048  # platform.md measures machines by this product
+
+
+def peak_flops(dtype: str) -> tuple[float, str]:
+    """FLOP/s of all devices together, and where the figure comes from: the data sheet, or a matmul measured now."""
+    known = capabilities()
+    if known.peak_flops is not None:
+        return known.peak_flops * known.device_count, f"data sheet of {known.device_kind}"
+    x = jnp.ones((_MATMUL_SIZE, _MATMUL_SIZE), dtype)
+    product = jax.jit(lambda a: a @ a)
+    product(x).block_until_ready()
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        product(x).block_until_ready()
+        seconds.append(time.perf_counter() - start)
+    return 2 * _MATMUL_SIZE**3 / min(seconds), f"{_MATMUL_SIZE}^3 {dtype} matmul measured here"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Means since the last reading."""
+
+    step_seconds: float
+    tokens_per_second: float
+    mfu: float
+
+
+class StepClock:
+    """Reads the wall clock between log lines. Time spent outside steps (saving, evaluating) is taken out by `skip`."""
+
+    def __init__(self, recipe: Recipe, peak: float):
+        self._tokens = recipe.tokens_per_step
+        self._flops = training_flops_per_token(recipe.model) * recipe.tokens_per_step
+        self._peak = peak
+        self._since = time.perf_counter()
+        self._steps = 0
+
+    def skip(self) -> None:
+        """Forget the time since the last reading."""
+        self._since, self._steps = time.perf_counter(), 0
+
+    def step(self) -> None:
+        self._steps += 1
+
+    def read(self) -> Pace | None:
+        """The pace since the last reading, None if no step was made."""
+        if self._steps == 0:
+            return None
+        now = time.perf_counter()
+        seconds = (now - self._since) / self._steps
+        self._since, self._steps = now, 0
+        return Pace(seconds, self._tokens / seconds, self._flops / seconds / self._peak)

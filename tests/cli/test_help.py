@@ -1,0 +1,83 @@
+"""Help of every command: exit 0, a worked example, and nothing heavy imported."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cli_helpers import run_cli, run_python
+
+import equimoe
+
+EXAMPLES = {
+    (): "equimoe train tiny",
+    ("train",): "equimoe train tiny schedule.steps=50 model.num_experts=32 --run short",
+    ("resume",): "equimoe resume runs/tiny",
+    ("sample",): 'equimoe sample runs/tiny "Returns the" --tokens 64 --temperature 0.5',
+    ("recipes",): "equimoe recipes copy tiny mine.py",
+    ("recipes", "copy"): "equimoe recipes copy tiny mine.py",
+    ("show",): "equimoe show mine.py model.num_experts=32 --json",
+    ("params",): "equimoe params width=512 experts=64 layers=6 --json",
+}
+HEAVY = ("jax", "numpy", "optax", "equinox", "tokenizers", "orbax", "equimoe.model", "equimoe.optim", "equimoe.train")
+
+REPORT = """
+import json, sys
+from equimoe.cli.app import main
+try:
+    main()
+except SystemExit as stop:
+    print(json.dumps({"code": stop.code, "modules": sorted(sys.modules)}))
+"""
+
+
+@pytest.mark.parametrize("command", EXAMPLES, ids=lambda command: " ".join(command) or "equimoe")
+def test_help_shows_an_example_and_imports_nothing_heavy(command, tmp_path):
+    done = run_python(REPORT, *command, "--help", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text, _, report = done.stdout.rstrip().rpartition("\n")
+    facts = json.loads(report)
+    assert facts["code"] in (0, None)
+    assert EXAMPLES[command] in text
+    assert "Examples" in text
+    assert [name for name in HEAVY if name in facts["modules"]] == []
+
+
+def test_every_command_is_in_the_table_above():
+    from equimoe.cli.app import app
+
+    def names(typer_app, prefix=()):
+        for command in typer_app.registered_commands:
+            yield (*prefix, command.name or command.callback.__name__)
+        for group in typer_app.registered_groups:
+            inner = (*prefix, group.name) if group.name else prefix
+            if group.name:
+                yield inner
+            yield from names(group.typer_instance, inner)
+
+    assert sorted({(), *names(app)}) == sorted(EXAMPLES)
+
+
+def test_help_panels(tmp_path):
+    text = run_cli("--help", folder=tmp_path).stdout
+    assert text.index("─ Train ─") < text.index("│ train ") < text.index("─ Recipes ─") < text.index("│ params ")
+
+
+def test_version(tmp_path):
+    done = run_cli("--version", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"equimoe {equimoe.__version__}\n")
+
+
+def test_an_unknown_command_is_refused_with_the_nearest_one(tmp_path):
+    done = run_cli("trian", folder=tmp_path)
+    assert done.returncode == 2
+    assert "No such command 'trian'" in done.stderr
+    assert "Did you mean 'train'" in done.stderr
+
+
+def test_params_and_recipes_import_no_jax(tmp_path):
+    for command in (["params", "hero"], ["recipes"]):
+        done = run_python(REPORT, *command, folder=tmp_path)
+        facts = json.loads(done.stdout.rstrip().rpartition("\n")[2])
+        assert facts["code"] in (0, None)
+        assert [name for name in ("jax", "numpy", "equimoe.model") if name in facts["modules"]] == []

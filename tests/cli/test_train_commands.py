@@ -1,0 +1,190 @@
+"""`train`, `resume`, `sample`: what they hand to the library, and what they refuse before it starts."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+from cli_helpers import run_cli
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The calls that reach the trainer, which is replaced here."""
+    calls = []
+    loop = importlib.import_module("equimoe.train.loop")
+    monkeypatch.setattr(loop, "train", lambda recipe, run, *, provenance=None: calls.append((recipe, run, provenance)))
+    monkeypatch.setattr(loop, "resume", lambda run: calls.append(run))
+    return calls
+
+
+def make_run(folder: Path, *, committed: bool = True) -> Path:
+    (folder / "checkpoints" / "100").mkdir(parents=True)
+    (folder / "recipe.json").write_text("{}")
+    if committed:
+        (folder / "checkpoints" / "100" / "COMMITTED").write_text("complete\n")
+    return folder
+
+
+def test_train_hands_over_the_resolved_recipe(cli, trained):
+    code, _, err = cli("train", "tiny", "schedule.steps=50", "--data", "docs/*.md,notes.jsonl", "model.num_experts=32")
+    (recipe, run, provenance), *rest = trained
+    assert (code, err, rest) == (0, "", [])
+    assert run == Path("runs/tiny")
+    assert (recipe.schedule.steps, recipe.model.num_experts) == (50, 32)
+    assert recipe.data.path == "docs/*.md,notes.jsonl"
+    assert provenance["source"] == "tiny"
+    assert provenance["overrides"] == ["schedule.steps=50", "model.num_experts=32", "data.path=docs/*.md,notes.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("option", "folder"),
+    [(["--run", "short"], "runs/short"), (["--run", "a/b"], "a/b"), (["--run", "./x"], "x"), ([], "runs/tiny")],
+)
+def test_where_a_run_is_kept(cli, trained, option, folder):
+    assert cli("train", "tiny", *option)[0] == 0
+    assert trained[0][1] == Path(folder)
+
+
+def test_a_copied_recipe_runs_under_the_name_of_its_file(cli, trained):
+    cli("recipes", "copy", "tiny", "mine.py")
+    assert cli("train", "mine.py")[0] == 0
+    assert trained[0][1] == Path("runs/mine")
+
+
+def test_train_never_overwrites_a_run(cli, trained, tmp_path):
+    make_run(tmp_path / "runs" / "tiny")
+    code, _, err = cli("train", "tiny")
+    assert code == 2
+    assert err == (
+        "equimoe: run ('runs/tiny'): already holds a trained run, and training never overwrites one. "
+        "Continue it with `equimoe resume runs/tiny`, or choose another name with --run NAME\n"
+    )
+    assert trained == []
+
+
+def test_a_run_that_never_saved_can_be_started_again(cli, trained, tmp_path):
+    make_run(tmp_path / "runs" / "tiny", committed=False)
+    (tmp_path / "runs" / "locked").mkdir()
+    (tmp_path / "runs" / "locked" / ".lock").touch()  # left by a start that failed before it wrote anything
+    assert cli("train", "tiny")[0] == 0
+    assert cli("train", "tiny", "--run", "locked")[0] == 0
+
+
+def test_train_refuses_a_folder_of_other_files(cli, trained, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    for option in (["--run", "."], ["--run", str(tmp_path)]):
+        code, _, err = cli("train", "tiny", *option)
+        assert code == 2
+        assert "must be a new or empty folder, this one holds other files. Choose another name with --run NAME" in err
+    code, _, err = cli("train", "tiny", "--run", "./notes.txt")
+    assert (code, "run ('notes.txt'): must be a folder" in err) == (2, True)
+    assert trained == []
+
+
+def test_data_given_twice_is_an_error(cli, trained):
+    code, _, err = cli("train", "tiny", "data.path=a.txt", "--data", "b.txt")
+    assert code == 2
+    assert "data.path ('b.txt'): is given twice, before it was 'a.txt'; keep one" in err
+    assert trained == []
+
+
+def test_a_glob_that_the_shell_expanded_is_explained(cli, trained):
+    code, _, err = cli("train", "tiny", "--data", "a.txt", "b.txt")
+    assert code == 2
+    assert (
+        "override ('b.txt'): must be name=value; write for example schedule.steps=50, without spaces around =, " in err
+    )
+    assert "quote a glob" in err
+
+
+@pytest.mark.parametrize("name", ["tiny", "runs/tiny", "runs/tiny/"])
+def test_resume_takes_a_name_or_a_path(cli, trained, tmp_path, name):
+    make_run(tmp_path / "runs" / "tiny")
+    assert cli("resume", name)[0] == 0
+    assert trained == [Path("runs/tiny")]
+
+
+def test_resume_inside_the_runs_folder(cli, trained, tmp_path, monkeypatch):
+    make_run(tmp_path / "runs" / "tiny")
+    monkeypatch.chdir(tmp_path / "runs")
+    assert cli("resume", "tiny")[0] == 0
+    assert trained == [Path("tiny")]
+
+
+@pytest.mark.parametrize("command", [["resume", "tinny"], ["sample", "tinny", "def main"]])
+def test_a_run_that_is_not_there_is_refused_with_the_nearest_one(cli, trained, tmp_path, command):
+    code, _, err = cli(*command)
+    assert (code, f"There is no run under {tmp_path / 'runs'} yet; start one with `equimoe train tiny`" in err) == (
+        2,
+        True,
+    )
+    make_run(tmp_path / "runs" / "tiny")
+    code, _, err = cli(*command)
+    assert (code, err) == (
+        2,
+        "equimoe: run ('runs/tinny'): must be a folder that holds recipe.json. Did you mean runs/tiny?\n",
+    )
+    assert trained == []
+
+
+def test_ctrl_c_exits_130(cli, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    loop = importlib.import_module("equimoe.train.loop")
+    monkeypatch.setattr(loop, "train", interrupted)
+    code, _, err = cli("train", "tiny")
+    assert code == 130
+    assert "Traceback" not in err
+
+
+def test_sample_hands_over_its_settings(cli, monkeypatch, tmp_path):
+    make_run(tmp_path / "runs" / "tiny")
+    seen = {}
+
+    def fake(run, text, **settings):
+        seen.update(settings, run=run, text=text)
+        return "Returns the [value]"
+
+    generate = importlib.import_module("equimoe.generate")
+    monkeypatch.setattr(generate, "sample_run", fake, raising=False)
+    code, out, _ = cli(
+        "sample", "tiny", "Returns", "--tokens", "8", "--temperature", "0.5", "--top-k", "3", "--seed", "7"
+    )
+    assert (code, out) == (0, "Returns the [value]\n")
+    assert seen == {"run": Path("runs/tiny"), "text": "Returns", "tokens": 8, "temperature": 0.5, "top_k": 3, "seed": 7}
+    assert cli("sample", "tiny", "Returns", "--tokens", "0")[0] == 2
+
+
+def test_training_the_hero_here_is_refused_with_what_it_would_need(tmp_path):
+    done = run_cli("train", "hero", folder=tmp_path)
+    assert done.returncode == 2
+    for text in (
+        "recipe 'hero' on this machine, 3 problems: every rule must hold",
+        "mesh ('replica 11 x data 1 x expert 64 x model 1'): needs 704 devices, this machine has 1; start it on 704",
+        "memory of one device ('141.2 GiB'): must be at most the ",
+        "are 5,990.8 GiB in all, 105.2 GiB on each of 704 devices, and the residual stream of 65,536 tokens is 36.0",
+        "data.path (None): this recipe names no data; add --data PATHS",
+    ):
+        assert text in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []  # nothing was started, nothing is left
+
+
+def test_hero_on_one_device_would_need_the_whole_state_on_it(tmp_path):
+    single = [f"mesh.{axis}=1" for axis in ("replica", "data", "expert", "model")]
+    done = run_cli("train", "hero", *single, "schedule.batch_sequences=1", "--data", "x.txt", folder=tmp_path)
+    assert done.returncode == 2
+    assert "1 problem:" in done.stderr
+    assert "5,990.8 GiB in all, 5,990.8 GiB on each of 1 device, and the residual stream of 4,096 tokens" in done.stderr
+
+
+def test_a_mistake_in_a_recipe_is_reported_before_anything_starts(tmp_path):
+    (tmp_path / "bad.py").write_text("import equimoe\n\ndef recipe():\n    return equimoe.preset('huge')\n")
+    done = run_cli("train", "bad.py", folder=tmp_path)
+    assert done.returncode == 2
+    assert "recipe file bad.py:4: must run, but: model ('huge'): must be one of hero, d768" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.py"]
+    assert done.stdout == ""

@@ -1,0 +1,40 @@
+"""What every test stands on: fast compiles, full matmul precision, strict numerics on request, the golden tensors.
+
+Nothing here imports `equimoe` at the top: the jaxtyping hook (pyproject) must see every import of it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).parent
+sys.path.insert(0, str(_HERE))  # for the helper modules beside this file, whatever pytest's import mode
+
+from numerics import strict  # noqa: E402
+
+if importlib.metadata.version("jax").startswith("0.10."):
+    # Tests compile much and compute little: a third of the time with these. An XLA that does not know one of them
+    # aborts the process, so they are set for the versions that were tried only. They must stand before JAX starts.
+    os.environ["XLA_FLAGS"] = " ".join([
+        os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true", "--xla_cpu_use_fusion_emitters=false"]).strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
+
+
+@pytest.fixture
+def strict_numerics():
+    with strict():
+        yield
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """The folder of golden tensors: the shared one beside the checkout, else the copy in the repository."""
+    shared = _HERE.parent.parent / "shared" / "golden"
+    return shared if shared.is_dir() else _HERE / "golden"

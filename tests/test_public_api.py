@@ -1,0 +1,57 @@
+"""`equimoe.__all__` is the public API: a committed list, and every name the same whatever was imported before."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import equimoe
+import equimoe.optim
+
+PUBLIC = [
+    "Checkpoints", "Data", "EquimoeError", "Evaluation", "Mesh", "ModelConfig", "Optimizer", "Recipe", "Schedule",
+    "Transformer", "__version__", "counts", "derive", "generate", "init", "load", "loss", "optim", "preset", "resume",
+    "train",
+]
+PUBLIC_OPTIM = [
+    "Rates", "adamh", "hyperball", "make", "muonh", "orthogonalise", "rates_from_budget", "refuse_zero_matrices",
+    "warmup_then_linear", "warmup_updates",
+]
+
+
+def test_the_public_names():
+    assert sorted(equimoe.__all__) == PUBLIC == dir(equimoe)
+    assert sorted(equimoe.optim.__all__) == PUBLIC_OPTIM == dir(equimoe.optim)
+
+
+@pytest.mark.parametrize("name", [n for n in PUBLIC if n not in ("__version__", "optim")])
+def test_every_name_is_an_object_and_no_module(name):
+    """Also the three that a module or folder shares: importing it first must not hide the function."""
+    try:
+        importlib.import_module(f"equimoe.{name}")
+    except ModuleNotFoundError:
+        pass
+    assert callable(getattr(equimoe, name)) and not isinstance(getattr(equimoe, name), ModuleType)
+
+
+def test_every_optimizer_name_is_an_object_and_no_module():
+    import equimoe.optim.hyperball  # noqa: F401  (binds the module, if nothing stops it)
+
+    assert all(callable(getattr(equimoe.optim, name)) for name in PUBLIC_OPTIM)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    for package in (equimoe, equimoe.optim):
+        with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'nothing'"):
+            package.nothing  # noqa: B018
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = "import equimoe, sys; equimoe.preset('hero'); equimoe.counts(equimoe.preset('tiny')); equimoe.optim.Rates"
+    code += "; sys.exit(' '.join({'jax', 'optax', 'equinox', 'numpy'} & set(sys.modules)) or 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, f"imported: {done.stderr}"
