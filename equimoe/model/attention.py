@@ -76,7 +76,7 @@ def attend(
     q, k = unit_rms(q, QK_EPS), unit_rms(k, QK_EPS)
     scale = config.qk_mult
     if globally:
-        scale *= 1.0
+        scale *= config.qk_mult_long_scale
     else:
         positions = jnp.arange(q.shape[1], dtype=jnp.int32)
         q, k = (rotate(part, positions, config.rope_theta, adjacent_pairs=config.rope_fused) for part in (q, k))
