@@ -94,8 +94,9 @@ def exclude_self(y: Float[Array, "B S N H"], v: Float[Array, "B S G H"]) -> Floa
     groups = v.shape[2]
     y32 = y.astype(jnp.float32).reshape(batch, positions, groups, heads // groups, width)
     v32 = v.astype(jnp.float32)
-    along = jnp.einsum("bsgnh,bsgh->bsgn", y32, v32) / (jnp.sum(v32 * v32, axis=-1) + QK_EPS)[..., None]
-    kept = y32 - jnp.einsum("bsgn,bsgh->bsgnh", along, v32)
+    own = v32[:, :, :, None, :]
+    squared = jnp.sum(own * own, axis=-1, keepdims=True) + QK_EPS
+    kept = y32 - jnp.sum(y32 * own, axis=-1, keepdims=True) / squared * own
     return kept.reshape(y.shape).astype(y.dtype)
 
 

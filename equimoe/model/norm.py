@@ -28,7 +28,8 @@ def rms_norm(x: Float[Array, "*batch width"], gain: Float[Array, " width"], eps:
     """RMSNorm with a learned gain (hero_spec section 2)."""
     x32 = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
-    return jnp.einsum("...c,c->...c", x32 * scale, gain.astype(jnp.float32)).astype(x.dtype)
+    wide_gain = gain.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + gain.shape)
+    return (x32 * scale * wide_gain).astype(x.dtype)
 
 
 class GatedNorm(eqx.Module):

@@ -19,7 +19,7 @@ def rotate(
     half = x.shape[-1] // 2
     pairs = half // 2
     frequencies = theta ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
-    angles = jnp.einsum("s,j->sj", positions.astype(jnp.float32), frequencies)
+    angles = positions.astype(jnp.float32)[:, None] * frequencies[None, :]
     cos, sin = jnp.cos(angles)[None, :, None, :], jnp.sin(angles)[None, :, None, :]
     turned, rest = x[..., :half].astype(jnp.float32), x[..., half:]
     if adjacent_pairs:

@@ -15,11 +15,12 @@ def short_conv(
 
     Padding (segment -1) counts as one document. Cost: `lag` fused multiply-adds, no unfolded copy.
     """
-    kernel = kernel.astype(x.dtype)
-    y = jnp.einsum("bsc,c->bsc", x, kernel[0])
+    # Broadcast products: an einsum over c alone becomes a batched dot, which transposes x to channel-major on CPU.
+    taps = kernel.astype(x.dtype)[:, None, None, :]
+    y = x * taps[0]
     for lag in range(1, min(kernel.shape[0], x.shape[1])):
         # Shifted by slice and pad, not by roll: a roll would bring the end of the row to its start.
         same = (segment_ids[:, lag:] == segment_ids[:, :-lag])[..., None]
-        tap = jnp.where(same, x[:, :-lag], jnp.zeros((), x.dtype))
-        y = y + jnp.pad(jnp.einsum("bsc,c->bsc", tap, kernel[lag]), ((0, 0), (lag, 0), (0, 0)))
+        tap = jnp.where(same, x[:, :-lag] * taps[lag], jnp.zeros((), x.dtype))
+        y = y + jnp.pad(tap, ((0, 0), (lag, 0), (0, 0)))
     return y

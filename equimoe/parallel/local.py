@@ -113,7 +113,7 @@ dispatch.defvjp(_dispatch_forward, _dispatch_backward)
 def combine(rows: Float[Array, "P L"], weights: Float32[Array, "T K"], plan: Dispatch) -> Float[Array, "T L"]:
     """y[t] = sum over k of weights[t, k] * (row of assignment (t, k)), summed in float32."""
     read = _rows(rows, plan.slot_of_assignment).astype(jnp.float32)
-    return jnp.einsum("tkl,tk->tl", read, weights).astype(rows.dtype)
+    return jnp.sum(read * weights[..., None], axis=1).astype(rows.dtype)
 
 
 def _combine_forward(rows, weights, plan):
@@ -124,9 +124,9 @@ def _combine_backward(saved, d_y):
     rows, weights, plan = saved
     slots = plan.assignment_of_slot
     weight_of_slot = weights.reshape(-1).at[slots].get(mode="fill", fill_value=0)
-    d_rows = jnp.einsum("pl,p->pl", _rows(d_y, slots // weights.shape[1]).astype(jnp.float32), weight_of_slot)
+    d_rows = _rows(d_y, slots // weights.shape[1]).astype(jnp.float32) * weight_of_slot[:, None]
     read = _rows(rows, plan.slot_of_assignment).astype(jnp.float32)
-    d_weights = jnp.einsum("tkl,tl->tk", read, d_y.astype(jnp.float32))
+    d_weights = jnp.sum(read * d_y.astype(jnp.float32)[:, None, :], axis=2)
     return d_rows.astype(rows.dtype), d_weights, None
 
 
