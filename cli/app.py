@@ -11,9 +11,9 @@ import sys
 from typing import Annotated
 
 import typer
-from equimoe.cli import recipes, train
 
 from equimoe import __version__
+from equimoe.cli import recipes, train
 from equimoe.errors import EquimoeError
 
 __all__ = ["app", "main"]

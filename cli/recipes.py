@@ -36,7 +36,7 @@ def recipes(context: typer.Context, as_json: AsJson = False) -> None:
     """
     if context.invoked_subcommand:
         return
-    from equimoe.resolve import list_recipes
+    from equimoe.recipe.resolve import list_recipes
 
     found = list_recipes()
     if as_json:
@@ -60,7 +60,7 @@ def copy(
     """
     from pathlib import Path
 
-    from equimoe.resolve import copy_recipe
+    from equimoe.recipe.resolve import copy_recipe
 
     typer.echo(f"wrote {copy_recipe(name, Path(path))}")
 
@@ -76,9 +76,9 @@ def show(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False) -
       equimoe show mine.py model.num_experts=32 --json
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # looking takes no GPU memory from a run
-    from equimoe.arithmetic import arithmetic, lines, machine_lines
     from equimoe.parallel.capabilities import capabilities, device_memory_bytes
-    from equimoe.resolve import resolve
+    from equimoe.plan.arithmetic import arithmetic, lines, machine_lines
+    from equimoe.recipe.resolve import resolve
 
     resolved = resolve(recipe, overrides or ())
     machine = {**asdict(capabilities()), "device_memory_bytes": device_memory_bytes()}
@@ -109,9 +109,9 @@ def params(
       equimoe params tiny model.num_experts=64
       equimoe params width=512 experts=64 layers=6 --json
     """
-    from equimoe.arithmetic import parameter_lines
-    from equimoe.counts import counts
-    from equimoe.resolve import resolve_model
+    from equimoe.counting import counts
+    from equimoe.plan.arithmetic import parameter_lines
+    from equimoe.recipe.resolve import resolve_model
 
     config = resolve_model(model, overrides or ())
     found = counts(config)

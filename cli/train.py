@@ -41,15 +41,15 @@ def train(
       equimoe train tiny --data 'docs/*.md,notes.jsonl'
       equimoe train ./mine.py optimizer.muonh_lr=0.01
     """
-    from equimoe.resolve import resolve
-    from equimoe.run_folder import new_run
+    from equimoe.recipe.resolve import resolve
+    from equimoe.recipe.run_folder import new_run
 
     resolved = resolve(recipe, [*(overrides or ()), *(f"data.path={paths}" for paths in data or ())])
     folder = new_run(run, resolved.recipe.name)
 
     from equimoe.train import loop  # after the checks: a mistake is reported before JAX starts
 
-    loop.train(resolved.recipe, folder, provenance=resolved.provenance)
+    loop.train_recipe(resolved.recipe, folder, provenance=resolved.provenance)
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -61,13 +61,13 @@ def resume(run: Run) -> None:
       equimoe resume tiny
       equimoe resume runs/tiny
     """
-    from equimoe.run_folder import find_run
+    from equimoe.recipe.run_folder import find_run
 
     folder = find_run(run)
 
     from equimoe.train import loop
 
-    loop.resume(folder)
+    loop.resume_run(folder)
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -89,10 +89,13 @@ def sample(
       equimoe sample runs/tiny "Returns the" --tokens 64 --temperature 0.5
       equimoe sample tiny "Returns the" --top-k 40 --seed 7
     """
-    from equimoe.run_folder import find_run
+    from equimoe.recipe.run_folder import find_run
 
     folder = find_run(run)
 
-    from equimoe.generate import sample_run
+    import equimoe
+    from equimoe.sampling import generate_text
 
-    typer.echo(sample_run(folder, text, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed))
+    model, tokenizer = equimoe.load(folder)
+    settings = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
+    typer.echo(text + generate_text(model, tokenizer, text, **settings))

@@ -133,6 +133,10 @@ def _checked(tokens: Int32[np.ndarray, "R S"], vocabulary: int) -> Int32[np.ndar
     if tokens.size == 0:
         raise EquimoeError("train_tokens", "must hold at least one row", "Train for a step first", value=tokens.shape)
     if not 0 <= tokens.min() <= tokens.max() < vocabulary:
-        raise EquimoeError("train_tokens", f"must be in [0, {vocabulary})", "Pass the model's vocabulary",
-                           value=(int(tokens.min()), int(tokens.max())))
+        raise EquimoeError(
+            "train_tokens",
+            f"must be in [0, {vocabulary})",
+            "Pass the model's vocabulary",
+            value=(int(tokens.min()), int(tokens.max())),
+        )
     return tokens

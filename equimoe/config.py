@@ -56,8 +56,11 @@ class ModelConfig:
             object.__setattr__(self, "num_key_value_heads", max(self.local_kv_heads, self.global_kv_heads))
         if self.initializer_range == 0.0 and self.hidden_size > 0:
             object.__setattr__(self, "initializer_range", 0.5 / self.hidden_size**0.5)
-        object.__setattr__(self, "sconv_sites", tuple(s for s in _SITES if s in self.sconv_sites) + tuple(
-            s for s in self.sconv_sites if s not in _SITES))
+        object.__setattr__(
+            self,
+            "sconv_sites",
+            tuple(s for s in _SITES if s in self.sconv_sites) + tuple(s for s in self.sconv_sites if s not in _SITES),
+        )
         self._check()
 
     def _check(self) -> None:
@@ -68,29 +71,53 @@ class ModelConfig:
             if field.type == "int" or (field.name in optional and value is not None):
                 is_whole = isinstance(value, int) and not isinstance(value, bool)
                 minimum = 0 if field.name in ("num_shared_experts",) else 1
-                problems.require(is_whole and value >= minimum, field.name, value,
-                                 f"must be a whole number of at least {minimum}", "set a size")
+                problems.require(
+                    is_whole and value >= minimum,
+                    field.name,
+                    value,
+                    f"must be a whole number of at least {minimum}",
+                    "set a size",
+                )
             if field.type == "float":
                 positive = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
-                problems.require(positive, field.name, value, "must be a finite number above 0", "set a positive number")
+                problems.require(
+                    positive, field.name, value, "must be a finite number above 0", "set a positive number"
+                )
         for site in self.sconv_sites:
             problems.require(site in _SITES, "sconv_sites", site, f"known sites are {', '.join(_SITES)}", "remove it")
         problems.raise_if_any()  # the rules below divide by these sizes
 
         heads, stored = self.num_attention_heads, self.num_key_value_heads
-        problems.require(heads % stored == 0, "num_attention_heads", heads,
-                         f"must be a multiple of num_key_value_heads ({stored})",
-                         f"use {_nearest_multiple(heads, stored)}")
+        problems.require(
+            heads % stored == 0,
+            "num_attention_heads",
+            heads,
+            f"must be a multiple of num_key_value_heads ({stored})",
+            f"use {_nearest_multiple(heads, stored)}",
+        )
         for name in ("local_kv_heads", "global_kv_heads"):
             used = getattr(self, name)
-            problems.require(used <= stored and stored % used == 0, name, used,
-                             f"must divide num_key_value_heads ({stored})", f"use {_nearest_divisor(used, stored)}")
-        problems.require(self.head_dim % 4 == 0, "head_dim", self.head_dim,
-                         "must be a multiple of 4 (rotary turns pairs inside the first half of a head)",
-                         f"use {_nearest_multiple(self.head_dim, 4)}")
-        problems.require(self.num_experts_per_tok < self.num_experts, "num_experts_per_tok", self.num_experts_per_tok,
-                         f"must be below num_experts ({self.num_experts}): the router needs the (K+1)-th score",
-                         f"use at most {self.num_experts - 1}")
+            problems.require(
+                used <= stored and stored % used == 0,
+                name,
+                used,
+                f"must divide num_key_value_heads ({stored})",
+                f"use {_nearest_divisor(used, stored)}",
+            )
+        problems.require(
+            self.head_dim % 4 == 0,
+            "head_dim",
+            self.head_dim,
+            "must be a multiple of 4 (rotary turns pairs inside the first half of a head)",
+            f"use {_nearest_multiple(self.head_dim, 4)}",
+        )
+        problems.require(
+            self.num_experts_per_tok < self.num_experts,
+            "num_experts_per_tok",
+            self.num_experts_per_tok,
+            f"must be below num_experts ({self.num_experts}): the router needs the (K+1)-th score",
+            f"use at most {self.num_experts - 1}",
+        )
         problems.raise_if_any()
 
     @property

@@ -46,5 +46,9 @@ class Problems:
     def raise_if_any(self) -> None:
         if self.found:
             count = f"{len(self.found)} problem{'s' if len(self.found) > 1 else ''}"
-            raise EquimoeError(f"{self.subject}, {count}", "every rule must hold", "Change the values named above",
-                               problems=tuple(self.found))
+            raise EquimoeError(
+                f"{self.subject}, {count}",
+                "every rule must hold",
+                "Change the values named above",
+                problems=tuple(self.found),
+            )

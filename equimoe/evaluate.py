@@ -38,9 +38,14 @@ def make_scorer(compute_dtype: Any) -> Scorer:
 
     @jax.jit
     def score(
-        model: Transformer, token_ids: Int[Array, "B S"], segment_ids: Int[Array, "B S"], loss_weight: Float[Array, "B S"]
+        model: Transformer,
+        token_ids: Int[Array, "B S"],
+        segment_ids: Int[Array, "B S"],
+        loss_weight: Float[Array, "B S"],
     ) -> tuple[Float32[Array, ""], Float32[Array, ""]]:
-        mean, terms = loss_and_terms(model, token_ids, segment_ids, loss_weight, z_loss=0.0, compute_dtype=compute_dtype)
+        mean, terms = loss_and_terms(
+            model, token_ids, segment_ids, loss_weight, z_loss=0.0, compute_dtype=compute_dtype
+        )
         return mean, terms.weight
 
     return score
@@ -48,8 +53,9 @@ def make_scorer(compute_dtype: Any) -> Scorer:
 
 def evaluate(scorer: Scorer, model: Transformer, batches: Iterable[Batch], text_bytes: int) -> Score:
     """Score every batch of a held-out set; sums are kept in float64."""
-    results = [scorer(model, jnp.asarray(b.token_ids), jnp.asarray(b.segment_ids), jnp.asarray(b.loss_weight))
-               for b in batches]
+    results = [
+        scorer(model, jnp.asarray(b.token_ids), jnp.asarray(b.segment_ids), jnp.asarray(b.loss_weight)) for b in batches
+    ]
     total = weight = 0.0
     for mean, tokens in jax.device_get(results):
         total += float(mean) * float(tokens)

@@ -83,7 +83,14 @@ def _kv_heads(heads: int) -> tuple[int, int]:
 def _tiny() -> ModelConfig:
     """A model that a laptop trains in minutes, with every mechanism of the hero at work."""
     return derive(
-        128, layers=4, head_dim=32, experts=16, experts_per_token=2, vocabulary=4096, row_tokens=256, window=64,
+        128,
+        layers=4,
+        head_dim=32,
+        experts=16,
+        experts_per_token=2,
+        vocabulary=4096,
+        row_tokens=256,
+        window=64,
         gated_norm_rank=32,
     )
 

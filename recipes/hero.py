@@ -12,7 +12,7 @@ Expect:  `equimoe show hero` prints 535,477,106,688 parameters and 46,137,344 x 
 from pathlib import Path
 
 from equimoe import Checkpoints, Data, Evaluation, Mesh, Optimizer, Recipe, Schedule, preset
-from equimoe.counts import counts
+from equimoe.counting import counts
 
 RACKS = 11
 EXPERT_SHARDS = 64  # GPUs of one NVLink domain: 6 of the 384 experts on each

@@ -20,9 +20,14 @@ from numerics import strict  # noqa: E402
 if importlib.metadata.version("jax").startswith("0.10."):
     # Tests compile much and compute little: a third of the time with these. An XLA that does not know one of them
     # aborts the process, so they are set for the versions that were tried only. They must stand before JAX starts.
-    os.environ["XLA_FLAGS"] = " ".join([
-        os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0",
-        "--xla_llvm_disable_expensive_passes=true", "--xla_cpu_use_fusion_emitters=false"]).strip()
+    os.environ["XLA_FLAGS"] = " ".join(
+        [
+            os.environ.get("XLA_FLAGS", ""),
+            "--xla_backend_optimization_level=0",
+            "--xla_llvm_disable_expensive_passes=true",
+            "--xla_cpu_use_fusion_emitters=false",
+        ]
+    ).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
 

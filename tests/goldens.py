@@ -46,7 +46,7 @@ def assembled(config, tensors: dict[str, np.ndarray], *, schema: int = 2):
 
 
 def with_prefix(tensors: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    return {name[len(prefix):]: a for name, a in tensors.items() if name.startswith(prefix)}
+    return {name[len(prefix) :]: a for name, a in tensors.items() if name.startswith(prefix)}
 
 
 def read(folder: Path, file: str) -> dict[str, np.ndarray]:
@@ -60,8 +60,10 @@ def without_v_conv(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def zero_router_bias(config) -> dict[str, np.ndarray]:
     """Gradients of the router bias, that no golden gradient file holds because it has none."""
-    return {f"model.layers.{i}.mlp.router.bias": np.zeros(config.num_experts, np.float32)
-            for i in range(config.num_hidden_layers)}
+    return {
+        f"model.layers.{i}.mlp.router.bias": np.zeros(config.num_experts, np.float32)
+        for i in range(config.num_hidden_layers)
+    }
 
 
 def worst(actual, expected) -> float:

@@ -64,7 +64,7 @@ def forward(config: dict, weights: dict, token_ids, segment_ids=None) -> Output:
     embedded, layers = x, []
     for i in range(config["num_hidden_layers"]):
         at = f"model.layers.{i}."
-        here = {name[len(at):]: value for name, value in w.items() if name.startswith(at)}
+        here = {name[len(at) :]: value for name, value in w.items() if name.startswith(at)}
         is_global = (i + 1) % config["global_every"] == 0 or i == config["num_hidden_layers"] - 1
         a = gated_norm(x, f"{at}input_layernorm", f"{at}attn_gated_norm")
         attended = conv_if(here, "sconv_attn.weight", attention(config, here, a, segments, is_global), segments)
@@ -148,12 +148,15 @@ def experts(config: dict, here: dict, m, valid):
     logits = m @ here["mlp.router.weight"].T
     biased = logits + here["mlp.router.bias"]
     order = np.argsort(-biased, axis=-1, kind="stable")
-    selected, alpha = order[:, :top], np.take_along_axis(biased, order[:, top:top + 1], axis=-1)[:, 0]
+    selected, alpha = order[:, :top], np.take_along_axis(biased, order[:, top : top + 1], axis=-1)[:, 0]
     combine = sigmoid(np.take_along_axis(logits, selected, axis=-1))
     combine = 2.5 * combine / combine.sum(axis=-1, keepdims=True)
     latent = "mlp.latent_down_proj.weight" in here
-    z = m if not latent else rms_norm(
-        m @ here["mlp.latent_down_proj.weight"].T, here["mlp.latent_norm.weight"], config["rms_norm_eps"])
+    z = (
+        m
+        if not latent
+        else rms_norm(m @ here["mlp.latent_down_proj.weight"].T, here["mlp.latent_norm.weight"], config["rms_norm_eps"])
+    )
     routed = np.zeros_like(z)
     for t in range(tokens):
         for e, weight in zip(selected[t], combine[t], strict=True):
@@ -161,8 +164,9 @@ def experts(config: dict, here: dict, m, valid):
                 routed[t] += weight * swiglu(here, f"mlp.experts.{e}", z[t])
     if latent:
         routed = routed @ here["mlp.latent_up_proj.weight"].T
-    shared = sum((swiglu(here, f"shared_experts.{j}", m) for j in range(config["num_shared_experts"])),
-                 np.zeros_like(m))
+    shared = sum(
+        (swiglu(here, f"shared_experts.{j}", m) for j in range(config["num_shared_experts"])), np.zeros_like(m)
+    )
     return Layer(logits, selected, alpha, combine, None, None, None), routed + shared
 
 

@@ -103,11 +103,14 @@ def test_all_three_together(rows):
     assert got.zlib == 8 * len(compressor.compress(text) + compressor.flush()) / len(text)
 
 
-@pytest.mark.parametrize(("tokens", "message"), [
-    (np.zeros((0, 5), np.int32), r"\(\(0, 5\)\): must hold at least one row"),
-    (np.full((1, 2), 9, np.int32), r"\(\(9, 9\)\): must be in \[0, 9\)"),
-    (np.zeros((3, 1), np.int32), "at least 2 tokens, a pair"),
-])
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (np.zeros((0, 5), np.int32), r"\(\(0, 5\)\): must hold at least one row"),
+        (np.full((1, 2), 9, np.int32), r"\(\(9, 9\)\): must be in \[0, 9\)"),
+        (np.zeros((3, 1), np.int32), "at least 2 tokens, a pair"),
+    ],
+)
 def test_training_tokens_that_do_not_fit(tokens, message):
     with pytest.raises(EquimoeError, match=message):
         KneserNeyBigram(tokens, VOCABULARY)

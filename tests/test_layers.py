@@ -13,36 +13,50 @@ ROOT = Path(__file__).parent.parent
 # other, but not in a circle; modules that share a line may not import each other.
 LAYERS = [
     ["axes", "errors"],
-    ["fields"],
+    ["files"],
     ["config"],
     ["weights"],
-    ["counts", "presets"],
+    ["counting", "presets"],
     ["recipe"],
-    ["recipe_json", "run_folder"],
-    ["resolve"],
     ["parallel"],
     ["model"],
     ["optim"],
-    ["arithmetic"],  # what `show` prints: sizes, rates and bytes, without JAX
+    ["plan"],  # under train, which refuses what the plan says cannot fit
     ["data"],
     ["baselines"],
     ["objectives"],
-    ["evaluate", "generate"],
+    ["evaluate", "sampling"],
     ["train"],
     ["hub"],  # above train: loading reads an export or a run
     ["cli"],
     ["recipes"],
 ]
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
-NO_JAX = {"axes", "errors", "fields", "config", "weights", "counts", "presets", "recipe", "data", "cli", "recipes"}
+NO_JAX = {
+    "axes",
+    "errors",
+    "files",
+    "config",
+    "weights",
+    "counting",
+    "presets",
+    "recipe",
+    "plan",
+    "data",
+    "cli",
+    "recipes",
+}
 HEAVY = {"jax", "jaxlib", "equinox", "optax", "orbax"}
 
 
 def modules() -> dict[str, Path]:
     """Dotted name -> file of every module that is shipped, `equimoe.cli.*` and `equimoe.recipes.*` too."""
     found = {}
-    for folder, package in ((ROOT / "equimoe", "equimoe"), (ROOT / "cli", "equimoe.cli"),
-                            (ROOT / "recipes", "equimoe.recipes")):
+    for folder, package in (
+        (ROOT / "equimoe", "equimoe"),
+        (ROOT / "cli", "equimoe.cli"),
+        (ROOT / "recipes", "equimoe.recipes"),
+    ):
         for file in sorted(folder.rglob("*.py")):
             parts = [package, *file.relative_to(folder).with_suffix("").parts]
             found[".".join(p for p in parts if p != "__init__")] = file
@@ -60,10 +74,17 @@ def layer_of(module: str) -> str | None:
 def imports(file: Path, *, top_level_only: bool = False) -> set[str]:
     """Every module that a file imports, also inside functions; `from a import b` is a.b where that is a module."""
     tree, found = ast.parse(file.read_text(encoding="utf-8")), set()
-    guarded = {id(n) for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-               for n in ast.walk(node)}
-    inside = {id(n) for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.Lambda))
-              for n in ast.walk(node)} if top_level_only else set()
+    guarded = {
+        id(n)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for n in ast.walk(node)
+    }
+    inside = (
+        {id(n) for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.Lambda)) for n in ast.walk(node)}
+        if top_level_only
+        else set()
+    )
     for node in ast.walk(tree):
         if id(node) in guarded or id(node) in inside:
             continue
@@ -71,8 +92,9 @@ def imports(file: Path, *, top_level_only: bool = False) -> set[str]:
             found |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: imports are absolute"
-            found |= {f"{node.module}.{a.name}" if f"{node.module}.{a.name}" in MODULES else node.module
-                      for a in node.names}
+            found |= {
+                f"{node.module}.{a.name}" if f"{node.module}.{a.name}" in MODULES else node.module for a in node.names
+            }
     return found
 
 
@@ -96,8 +118,10 @@ def test_a_module_imports_only_from_layers_under_it(module):
 
 
 def test_no_import_circle_inside_a_layer():
-    graph = {m: {i for i in ours(imports(f, top_level_only=True)) if i in MODULES and layer_of(i) == layer_of(m)} - {m}
-             for m, f in MODULES.items()}
+    graph = {
+        m: {i for i in ours(imports(f, top_level_only=True)) if i in MODULES and layer_of(i) == layer_of(m)} - {m}
+        for m, f in MODULES.items()
+    }
     while free := {m for m, needs in graph.items() if not needs & graph.keys()}:
         graph = {m: needs for m, needs in graph.items() if m not in free}
     assert not graph, f"in a circle, or above one: {sorted(graph)}"

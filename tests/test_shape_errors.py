@@ -15,10 +15,23 @@ import equimoe
 from equimoe.config import ModelConfig
 
 CONFIG = ModelConfig(
-    vocab_size=17, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, head_dim=4, local_kv_heads=1,
-    global_kv_heads=1, num_experts=3, num_experts_per_tok=1, moe_intermediate_size=4, latent_dim=4,
-    num_shared_experts=1, shared_expert_intermediate_size=4, max_position_embeddings=8, sliding_window=4,
-    gated_norm_rank=2)
+    vocab_size=17,
+    hidden_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    head_dim=4,
+    local_kv_heads=1,
+    global_kv_heads=1,
+    num_experts=3,
+    num_experts_per_tok=1,
+    moe_intermediate_size=4,
+    latent_dim=4,
+    num_shared_experts=1,
+    shared_expert_intermediate_size=4,
+    max_position_embeddings=8,
+    sliding_window=4,
+    gated_norm_rank=2,
+)
 
 
 def zero_model():
@@ -52,12 +65,15 @@ def calls():
         "loss": ("segment_ids", lambda: equimoe.loss(model, ids(2, 6), ids(3, 6))),
         "loss, weight": ("loss_weight", lambda: equimoe.loss(model, ids(2, 6), ids(2, 6), jnp.ones((2, 5)))),
         "cross_entropy, head of another width": (
-            "lm_head", lambda: cross_entropy(jnp.zeros((5, 8)), jnp.zeros((17, 7)), ids(5))),
+            "lm_head",
+            lambda: cross_entropy(jnp.zeros((5, 8)), jnp.zeros((17, 7)), ids(5)),
+        ),
         "cross_entropy, targets": ("targets", lambda: cross_entropy(jnp.zeros((5, 8)), jnp.zeros((17, 8)), ids(4))),
-        "blocked_attention, values": (
-            "v", lambda: blocked_attention(heads, keys, keys[:, :5], ids(2, 6), window=None)),
+        "blocked_attention, values": ("v", lambda: blocked_attention(heads, keys, keys[:, :5], ids(2, 6), window=None)),
         "blocked_attention, segments": (
-            "segment_ids", lambda: blocked_attention(heads, keys, keys, ids(6), window=None)),
+            "segment_ids",
+            lambda: blocked_attention(heads, keys, keys, ids(6), window=None),
+        ),
         "orthogonalise": ("g", lambda: orthogonalise(jnp.zeros(5))),
         "short_conv": ("kernel", lambda: short_conv(jnp.zeros((2, 6, 8)), jnp.zeros((4, 7)), ids(2, 6))),
         "rms_norm": ("gain", lambda: rms_norm(jnp.zeros((2, 8)), jnp.zeros(7), 1e-5)),

@@ -28,8 +28,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from equimoe.data.files import cache_folder, file_sha256, write_file
 from equimoe.errors import EquimoeError
+from equimoe.files import cache_folder, file_sha256, write_file
 
 __all__ = ["PACKAGES", "EmbeddedCorpus", "docstrings", "embedded_corpus"]
 
@@ -40,14 +40,39 @@ STANDARD_LIBRARY = "python"
 
 # Module -> distribution. What `pip install equimoe` brings and holds at least about 14 kB of documentation.
 PACKAGES: dict[str, str] = {
-    STANDARD_LIBRARY: STANDARD_LIBRARY, "absl": "absl-py", "anyio": "anyio", "beartype": "beartype", "click": "click",
-    "equinox": "equinox", "etils": "etils", "filelock": "filelock", "fsspec": "fsspec",
-    "huggingface_hub": "huggingface_hub", "humanize": "humanize", "jax": "jax", "jaxlib": "jaxlib",
-    "jaxtyping": "jaxtyping", "markdown_it": "markdown-it-py", "numpy": "numpy", "opt_einsum": "opt_einsum",
-    "optax": "optax", "orbax": "orbax-checkpoint", "packaging": "packaging", "prometheus_client": "prometheus_client",
-    "psutil": "psutil", "pydantic": "pydantic", "pydantic_core": "pydantic_core", "pygments": "Pygments",
-    "rich": "rich", "safetensors": "safetensors", "scipy": "scipy", "simplejson": "simplejson",
-    "tokenizers": "tokenizers", "tqdm": "tqdm", "typer": "typer", "typing_extensions": "typing_extensions",
+    STANDARD_LIBRARY: STANDARD_LIBRARY,
+    "absl": "absl-py",
+    "anyio": "anyio",
+    "beartype": "beartype",
+    "click": "click",
+    "equinox": "equinox",
+    "etils": "etils",
+    "filelock": "filelock",
+    "fsspec": "fsspec",
+    "huggingface_hub": "huggingface_hub",
+    "humanize": "humanize",
+    "jax": "jax",
+    "jaxlib": "jaxlib",
+    "jaxtyping": "jaxtyping",
+    "markdown_it": "markdown-it-py",
+    "numpy": "numpy",
+    "opt_einsum": "opt_einsum",
+    "optax": "optax",
+    "orbax": "orbax-checkpoint",
+    "packaging": "packaging",
+    "prometheus_client": "prometheus_client",
+    "psutil": "psutil",
+    "pydantic": "pydantic",
+    "pydantic_core": "pydantic_core",
+    "pygments": "Pygments",
+    "rich": "rich",
+    "safetensors": "safetensors",
+    "scipy": "scipy",
+    "simplejson": "simplejson",
+    "tokenizers": "tokenizers",
+    "tqdm": "tqdm",
+    "typer": "typer",
+    "typing_extensions": "typing_extensions",
 }
 
 # Tests hold tables of numbers as .txt and one-line docstrings; lib2to3 left Python in 3.13.
@@ -170,8 +195,13 @@ def _extract(path: Path, roots: dict[str, list[str]], versions: dict[str, str]) 
 
     write_file(path, lines())
     total = {field: sum(entry[field] for entry in counts.values()) for field in COUNTED}
-    record = {"extractor": EXTRACTOR_VERSION, "python": platform.python_version(), "sha256": file_sha256(path),
-              "packages": counts, "total": total}
+    record = {
+        "extractor": EXTRACTOR_VERSION,
+        "python": platform.python_version(),
+        "sha256": file_sha256(path),
+        "packages": counts,
+        "total": total,
+    }
     write_file(path.with_suffix(".json"), [json.dumps(record, indent=1).encode()])
     return record
 
@@ -213,8 +243,12 @@ def _parse_in_process(folders: list[str]) -> tuple[list, dict]:
     done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)
     if done.returncode != 0:
         last = done.stderr.decode(errors="replace").strip()[-400:]
-        raise EquimoeError("embedded corpus", f"reading the documentation must work, but it ended with: {last}",
-                           "Name your own files with data.path, and report this", value=folders)
+        raise EquimoeError(
+            "embedded corpus",
+            f"reading the documentation must work, but it ended with: {last}",
+            "Name your own files with data.path, and report this",
+            value=folders,
+        )
     documents, skipped = json.loads(done.stdout)
     return documents, skipped
 
@@ -290,5 +324,7 @@ def _package_lines(record: dict) -> Iterator[str]:
 def _total_line(record: dict) -> str:
     total = record["total"]
     left_out = ", ".join(f"{total[field]:,} {field}" for field in COUNTED[2:])
-    return (f"embedded corpus: {total['documents']:,} documents, {total['bytes']:,} bytes; left out {left_out};"
-            f" not installed: {', '.join(record['missing']) or 'none'}; sha256 {record['sha256'][:16]}")
+    return (
+        f"embedded corpus: {total['documents']:,} documents, {total['bytes']:,} bytes; left out {left_out};"
+        f" not installed: {', '.join(record['missing']) or 'none'}; sha256 {record['sha256'][:16]}"
+    )

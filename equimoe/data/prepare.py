@@ -25,7 +25,6 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from equimoe.data.files import aside, cache_folder, remove_stale, sync_folder, write_file
 from equimoe.data.source import SourceCounts, documents
 from equimoe.data.store import FORMAT_VERSION, StoreWriter, TokenStore
 from equimoe.data.tokenizer import (
@@ -36,6 +35,7 @@ from equimoe.data.tokenizer import (
     train_tokenizer,
 )
 from equimoe.errors import EquimoeError
+from equimoe.files import aside, cache_folder, remove_stale, sync_folder, write_file
 from equimoe.recipe import Data
 
 __all__ = ["Prepared", "Scan", "prepare", "scan", "split"]
@@ -96,9 +96,15 @@ def prepare(data: Data, vocabulary: int, log: Log = lambda line: None) -> Prepar
     scanned = scan(documents(data, counts, log))
     sides, limits = split(scanned, data.heldout_fraction, data.heldout_max_bytes)
     given = None if data.tokenizer == "train" else load_tokenizer(data.tokenizer, vocabulary)
-    settings = {"prepare_version": PREPARE_VERSION, "store_version": FORMAT_VERSION, "corpus_sha256": scanned.sha256,
-                "tokenizer": "train" if given is None else given.sha256, "vocabulary": vocabulary,
-                "heldout_fraction": data.heldout_fraction, "heldout_max_bytes": data.heldout_max_bytes}
+    settings = {
+        "prepare_version": PREPARE_VERSION,
+        "store_version": FORMAT_VERSION,
+        "corpus_sha256": scanned.sha256,
+        "tokenizer": "train" if given is None else given.sha256,
+        "vocabulary": vocabulary,
+        "heldout_fraction": data.heldout_fraction,
+        "heldout_max_bytes": data.heldout_max_bytes,
+    }
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:24]
     folder = cache_folder() / "prepared" / key
     found = _open(folder, settings)
@@ -165,25 +171,39 @@ def _cut(text: str, most_bytes: int) -> str:
     return text if len(raw) <= most_bytes else raw[:most_bytes].decode(errors="ignore") or text[0]
 
 
-def _build(folder: Path, data: Data, vocabulary: int, given: TextTokenizer | None, scanned: Scan, sides: np.ndarray,
-           limits: dict[int, int], settings: dict) -> None:
+def _build(
+    folder: Path,
+    data: Data,
+    vocabulary: int,
+    given: TextTokenizer | None,
+    scanned: Scan,
+    sides: np.ndarray,
+    limits: dict[int, int],
+    settings: dict,
+) -> None:
     """Write tokenizer, both stores, and last the record into `folder`."""
     folder.mkdir()
     tokenizer = given if given is not None else train_tokenizer(_sample(data, scanned, sides), vocabulary)
     tokenizer.save(folder / "tokenizer.json")
-    with (StoreWriter(folder / "train", vocabulary, tokenizer.sha256) as train,
-          StoreWriter(folder / "heldout", vocabulary, tokenizer.sha256) as heldout):
+    with (
+        StoreWriter(folder / "train", vocabulary, tokenizer.sha256) as train,
+        StoreWriter(folder / "heldout", vocabulary, tokenizer.sha256) as heldout,
+    ):
         writers = {TRAIN: train, HELDOUT: heldout}
         for chunk in _chunks(_unchanged(data, scanned), sides, limits):
             for (side, text), ids in zip(chunk, tokenizer.encode_documents([text for _, text in chunk]), strict=True):
                 writers[side].add(ids, len(text.encode()))
         stores = {"train": train.finish(), "heldout": heldout.finish()}
     reserved = sides == RESERVED
-    record = {**settings, "tokenizer_sha256": tokenizer.sha256, "tokenizer_entries": tokenizer.size,
-              "tokenizers_version": tokenizers.__version__,
-              **{name: _count(store) for name, store in stores.items()},
-              "reserved": {"documents": int(reserved.sum()), "text_bytes": int(scanned.sizes[reserved].sum())},
-              "heldout_cut_bytes": int(scanned.sizes[sides == HELDOUT].sum()) - stores["heldout"].total_text_bytes}
+    record = {
+        **settings,
+        "tokenizer_sha256": tokenizer.sha256,
+        "tokenizer_entries": tokenizer.size,
+        "tokenizers_version": tokenizers.__version__,
+        **{name: _count(store) for name, store in stores.items()},
+        "reserved": {"documents": int(reserved.sum()), "text_bytes": int(scanned.sizes[reserved].sum())},
+        "heldout_cut_bytes": int(scanned.sizes[sides == HELDOUT].sum()) - stores["heldout"].total_text_bytes,
+    }
     write_file(folder / RECORD, [json.dumps(record, indent=1, sort_keys=True).encode()])
 
 
@@ -279,11 +299,15 @@ def _summary(prepared: Prepared) -> Iterator[str]:
     )
     for name in ("train", "heldout"):
         part = record[name]
-        yield (f"data: {name}: {part['documents']:,} documents, {part['text_bytes']:,} bytes, {part['tokens']:,} tokens"
-               f" = {part['text_bytes'] / part['tokens']:.2f} bytes per token")
+        yield (
+            f"data: {name}: {part['documents']:,} documents, {part['text_bytes']:,} bytes, {part['tokens']:,} tokens"
+            f" = {part['text_bytes'] / part['tokens']:.2f} bytes per token"
+        )
     yield (
         f"data: held out but not read: {record['reserved']['documents']:,} documents,"
         f" {record['reserved']['text_bytes']:,} bytes; cut from those read: {record['heldout_cut_bytes']:,} bytes"
     )
-    yield (f"data: tokenizer: {record['tokenizer_entries']:,} of {record['vocabulary']:,} entries;"
-           f" sha256 {record['tokenizer_sha256'][:16]}; stored in {prepared.folder}")
+    yield (
+        f"data: tokenizer: {record['tokenizer_entries']:,} of {record['vocabulary']:,} entries;"
+        f" sha256 {record['tokenizer_sha256'][:16]}; stored in {prepared.folder}"
+    )

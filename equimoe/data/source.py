@@ -88,8 +88,11 @@ def _in_folder(folder: str) -> list[str]:
     found = []
     for here, below, names in os.walk(folder):
         below[:] = [name for name in below if not name.startswith(".")]
-        found += [os.path.join(here, name) for name in names
-                  if name.lower().endswith(FOLDER_SUFFIXES) and not name.startswith(".")]
+        found += [
+            os.path.join(here, name)
+            for name in names
+            if name.lower().endswith(FOLDER_SUFFIXES) and not name.startswith(".")
+        ]
     return sorted(found, key=lambda path: os.path.relpath(path, folder).replace(os.sep, "/"))
 
 
@@ -166,11 +169,17 @@ def _field(line: str, place: str, text_field: str) -> str:
     try:
         entry = json.loads(line)
     except ValueError as error:
-        raise EquimoeError(place, f"every line must be one JSON object, but: {error}",
-                           "Repair the line, or name the file .txt if it is plain text") from error
+        raise EquimoeError(
+            place,
+            f"every line must be one JSON object, but: {error}",
+            "Repair the line, or name the file .txt if it is plain text",
+        ) from error
     if not isinstance(entry, dict):
-        raise EquimoeError(place, f"every line must be a JSON object, this one is a {type(entry).__name__}",
-                           f'Write it as {{"{text_field}": ...}}')
+        raise EquimoeError(
+            place,
+            f"every line must be a JSON object, this one is a {type(entry).__name__}",
+            f'Write it as {{"{text_field}": ...}}',
+        )
     if text_field not in entry:
         raise EquimoeError(
             place,
@@ -179,13 +188,19 @@ def _field(line: str, place: str, text_field: str) -> str:
         )
     text = entry[text_field]
     if not isinstance(text, str):
-        raise EquimoeError(place, f"field {text_field!r} must be a string, it is a {type(text).__name__}",
-                           "Set data.text_field to the one that holds the text")
+        raise EquimoeError(
+            place,
+            f"field {text_field!r} must be a string, it is a {type(text).__name__}",
+            "Set data.text_field to the one that holds the text",
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise EquimoeError(place, f"text must be Unicode, but character {error.start} is half of a surrogate pair",
-                           "Write the character as UTF-8 or as both escapes") from error
+        raise EquimoeError(
+            place,
+            f"text must be Unicode, but character {error.start} is half of a surrogate pair",
+            "Write the character as UTF-8 or as both escapes",
+        ) from error
     return text
 
 

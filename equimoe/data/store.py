@@ -25,8 +25,8 @@ from types import TracebackType
 import numpy as np
 from jaxtyping import Int64, Integer, Shaped
 
-from equimoe.data.files import file_sha256, sync_folder, write_file
 from equimoe.errors import EquimoeError
+from equimoe.files import file_sha256, sync_folder, write_file
 
 __all__ = ["FORMAT", "FORMAT_VERSION", "StoreWriter", "TokenStore"]
 
@@ -67,7 +67,7 @@ class TokenStore:
 
     def document(self, index: int) -> Shaped[np.ndarray, " tokens"]:
         """Tokens of one document, BOS and EOS included."""
-        return self.tokens[self.starts[index]:self.starts[index + 1]]
+        return self.tokens[self.starts[index] : self.starts[index + 1]]
 
     def verify(self) -> None:
         """Read every file and compare it with the header's sha256 (1.6 GB/s)."""
@@ -128,9 +128,17 @@ class StoreWriter:
             raw = np.asarray(numbers, "<i8").tobytes()
             digests[name] = hashlib.sha256(raw).hexdigest()
             write_file(self.folder / name, [raw])
-        header = {"format": FORMAT, "version": FORMAT_VERSION, "dtype": self.dtype.str, "vocabulary": self.vocabulary,
-                  "tokens": self._starts[-1], "documents": len(self._text_bytes), "text_bytes": sum(self._text_bytes),
-                  "tokenizer_sha256": self.tokenizer_sha256, "sha256": digests}
+        header = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "dtype": self.dtype.str,
+            "vocabulary": self.vocabulary,
+            "tokens": self._starts[-1],
+            "documents": len(self._text_bytes),
+            "text_bytes": sum(self._text_bytes),
+            "tokenizer_sha256": self.tokenizer_sha256,
+            "sha256": digests,
+        }
         sync_folder(self.folder)
         write_file(self.folder / HEADER, [json.dumps(header, indent=1).encode()])
         return TokenStore.open(self.folder)
@@ -160,9 +168,11 @@ def _read_header(folder: Path) -> dict:
 
 def _layout(header: dict) -> dict[str, tuple[np.dtype, int]]:
     """Dtype and length of each file, from the header."""
-    return {TOKENS: (np.dtype(header["dtype"]), header["tokens"]),
-            DOCUMENTS: (np.dtype("<i8"), header["documents"] + 1),
-            TEXT_BYTES: (np.dtype("<i8"), header["documents"])}
+    return {
+        TOKENS: (np.dtype(header["dtype"]), header["tokens"]),
+        DOCUMENTS: (np.dtype("<i8"), header["documents"] + 1),
+        TEXT_BYTES: (np.dtype("<i8"), header["documents"]),
+    }
 
 
 def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:

@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Int32
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from equimoe.data.files import write_file
 from equimoe.errors import EquimoeError
+from equimoe.files import write_file
 
 __all__ = [
     "SPECIAL_TOKENS",
@@ -113,7 +113,7 @@ def _pieces(text: str) -> Iterator[str]:
         cut = _SPACE.search(text, least, least + PIECE_CHARACTERS) or _LINE.search(text, least)
         if cut is None:
             break
-        yield text[begin:cut.start()]
+        yield text[begin : cut.start()]
         begin = cut.start()
     yield text[begin:]
 
@@ -133,8 +133,12 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> TextTokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=list(SPECIAL_TOKENS), show_progress=False,
-                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(SPECIAL_TOKENS),
+        show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
     tokenizer.train_from_iterator(texts, trainer)
     return parse_tokenizer(tokenizer.to_str(), "trained tokenizer", vocabulary)
 
@@ -158,8 +162,12 @@ def parse_tokenizer(text: str, name: str, vocabulary: int | None = None) -> Text
     try:
         inner = Tokenizer.from_str(text)
     except Exception as error:  # tokenizers raises the bare Exception
-        raise EquimoeError("data.tokenizer", f"must be in the format of the `tokenizers` library, but: {error}",
-                           "Save it with Tokenizer.save, or use `train`", value=name) from error
+        raise EquimoeError(
+            "data.tokenizer",
+            f"must be in the format of the `tokenizers` library, but: {error}",
+            "Save it with Tokenizer.save, or use `train`",
+            value=name,
+        ) from error
     inner.encode_special_tokens = True  # not kept in the file: without it the text `<|end_of_text|>` becomes the token
     inner.no_truncation()  # a file may carry either, and both would change documents in silence
     inner.no_padding()
@@ -170,8 +178,13 @@ def parse_tokenizer(text: str, name: str, vocabulary: int | None = None) -> Text
         )
     size = max(entries.values()) + 1
     if vocabulary is not None and size > vocabulary:
-        raise EquimoeError("data.tokenizer", f"its largest id is {size - 1}, the model has {vocabulary} entries",
-                           f"Set model.vocab_size to at least {size}, or use another tokenizer", value=name)
-    begin, end, padding = (next((entries[n] for n in names if n in entries), None)
-                           for names in (_BEGIN_NAMES, _END_NAMES, _PADDING_NAMES))
+        raise EquimoeError(
+            "data.tokenizer",
+            f"its largest id is {size - 1}, the model has {vocabulary} entries",
+            f"Set model.vocab_size to at least {size}, or use another tokenizer",
+            value=name,
+        )
+    begin, end, padding = (
+        next((entries[n] for n in names if n in entries), None) for names in (_BEGIN_NAMES, _END_NAMES, _PADDING_NAMES)
+    )
     return TextTokenizer(inner, begin, end, padding, size, text)

@@ -52,9 +52,21 @@ _MUST_BE = {  # field -> the only value that means our architecture
     "disable_long_rope": True,
 }
 _BOOKKEEPING = {
-    "architectures", "model_type", "grugmoe_artifact_schema_version", "sconv", "auto_map", "torch_dtype", "dtype",
-    "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "_name_or_path",
-    "rope", "rope_parameters",
+    "architectures",
+    "model_type",
+    "grugmoe_artifact_schema_version",
+    "sconv",
+    "auto_map",
+    "torch_dtype",
+    "dtype",
+    "transformers_version",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "use_cache",
+    "_name_or_path",
+    "rope",
+    "rope_parameters",
 }
 _NESTED = {"rope": {"theta"}, "rope_parameters": {"rope_theta", "rope_type"}}
 
@@ -63,24 +75,39 @@ def schema_of(json_config: dict[str, Any]) -> int:
     """The artifact schema, 1 or 2; refused when it is another."""
     schema = json_config.get("grugmoe_artifact_schema_version", 2)
     if schema not in SCHEMAS or isinstance(schema, bool):
-        raise EquimoeError("grugmoe_artifact_schema_version", f"must be one of {SCHEMAS}",
-                           "Update equimoe, or export the weights again", value=schema)
+        raise EquimoeError(
+            "grugmoe_artifact_schema_version",
+            f"must be one of {SCHEMAS}",
+            "Update equimoe, or export the weights again",
+            value=schema,
+        )
     return schema
 
 
 def config_from_json(json_config: dict[str, Any]) -> ModelConfig:
     """The model that a config.json describes. Raises EquimoeError with all problems at once."""
     if not isinstance(json_config, dict):
-        raise EquimoeError("config.json", "must be a JSON object", "Point at a model folder",
-                           value=type(json_config).__name__)
+        raise EquimoeError(
+            "config.json", "must be a JSON object", "Point at a model folder", value=type(json_config).__name__
+        )
     schema = schema_of(json_config)
     problems = Problems("config.json")
-    problems.require(json_config.get("model_type") == MODEL_TYPE, "model_type", json_config.get("model_type"),
-                     f"must be {MODEL_TYPE!r}", "this folder holds another architecture")
+    problems.require(
+        json_config.get("model_type") == MODEL_TYPE,
+        "model_type",
+        json_config.get("model_type"),
+        f"must be {MODEL_TYPE!r}",
+        "this folder holds another architecture",
+    )
     for name, only in _MUST_BE.items():
         value = json_config.get(name, only)
-        problems.require(value == only and type(value) is type(only), name, value, f"must be {only!r}",
-                         "a model that differs here is another architecture")
+        problems.require(
+            value == only and type(value) is type(only),
+            name,
+            value,
+            f"must be {only!r}",
+            "a model that differs here is another architecture",
+        )
     given = _collect(json_config, problems)
     problems.raise_if_any()
     _defaults(given, json_config, schema, problems)
@@ -93,15 +120,25 @@ def _collect(json_config: dict[str, Any], problems: Problems) -> dict[str, Any]:
     known = _BOOKKEEPING | set(_MUST_BE) | set(_SPELLINGS)
     known |= {s for spellings in _SPELLINGS.values() for s in spellings if "." not in s}
     for name in sorted(set(json_config) - known):
-        problems.require(False, name, json_config[name], "is not a field of this architecture",
-                         "remove it if it is bookkeeping; a field that changes the model cannot be ignored")
+        problems.require(
+            False,
+            name,
+            json_config[name],
+            "is not a field of this architecture",
+            "remove it if it is bookkeeping; a field that changes the model cannot be ignored",
+        )
     for parent, children in _NESTED.items():
         nested = json_config.get(parent) or {}
         for name in sorted(set(nested) - children) if isinstance(nested, dict) else []:
             problems.require(False, f"{parent}.{name}", nested[name], "is not supported", "only plain rotary is")
         if isinstance(nested, dict) and nested.get("rope_type", "default") != "default":
-            problems.require(False, f"{parent}.rope_type", nested["rope_type"], "must be 'default'",
-                             "scaled rotary positions are another model")
+            problems.require(
+                False,
+                f"{parent}.rope_type",
+                nested["rope_type"],
+                "must be 'default'",
+                "scaled rotary positions are another model",
+            )
     given = {}
     for name, spellings in _SPELLINGS.items():
         values = {s: v for s in (name, *spellings) if (v := _lookup(json_config, s)) is not None}
@@ -120,9 +157,20 @@ def _lookup(tree: dict[str, Any], dotted: str) -> Any:
 
 def _defaults(given: dict[str, Any], json_config: dict[str, Any], schema: int, problems: Problems) -> None:
     """Fill in what a schema implies. Schema 1: one shared expert, no latent, no short conv, split-half rotary."""
-    required = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-                "head_dim", "max_position_embeddings", "sliding_window", "num_experts", "num_experts_per_tok",
-                "moe_intermediate_size", "shared_expert_intermediate_size"]
+    required = [
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+        "sliding_window",
+        "num_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "shared_expert_intermediate_size",
+    ]
     for name in required:
         problems.require(name in given, name, None, "is missing", "a config.json of this format holds it")
     heads = given.get("num_key_value_heads")
@@ -134,11 +182,21 @@ def _defaults(given: dict[str, Any], json_config: dict[str, Any], schema: int, p
     sites = given.pop("sconv_sites", ()) or ()
     uses_conv = json_config.get("sconv", bool(sites))
     given["sconv_sites"] = tuple(sites) if uses_conv else ()
-    problems.require(bool(given["sconv_sites"]) == bool(uses_conv), "sconv", uses_conv,
-                     "needs sconv_sites", "list the sites, for example ['k', 'attn', 'mlp']")
+    problems.require(
+        bool(given["sconv_sites"]) == bool(uses_conv),
+        "sconv",
+        uses_conv,
+        "needs sconv_sites",
+        "list the sites, for example ['k', 'attn', 'mlp']",
+    )
     if schema == 1:
-        problems.require(given["num_shared_experts"] == 1, "num_shared_experts", given["num_shared_experts"],
-                         "schema 1 has one shared expert", "use schema 2")
+        problems.require(
+            given["num_shared_experts"] == 1,
+            "num_shared_experts",
+            given["num_shared_experts"],
+            "schema 1 has one shared expert",
+            "use schema 2",
+        )
 
 
 def config_to_json(config: ModelConfig) -> dict[str, Any]:

@@ -39,8 +39,9 @@ def load(src: str | Path, *, revision: str | None = None) -> tuple[Transformer, 
         return load_folder(folder)
     if isinstance(src, str) and _HUB_ID.fullmatch(src):
         return load_folder(_from_hub(src, revision))
-    raise EquimoeError("src", "must be a run folder, a model folder, or a Hub id such as org/name", "Check the path",
-                       value=str(src))
+    raise EquimoeError(
+        "src", "must be a run folder, a model folder, or a Hub id such as org/name", "Check the path", value=str(src)
+    )
 
 
 def load_folder(folder: Path) -> tuple[Transformer, TextTokenizer | None]:
@@ -60,6 +61,9 @@ def _from_hub(repository: str, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=_HUB_FILES))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise EquimoeError("src", f"could not be fetched from the Hub ({str(error).splitlines()[0][:200]})",
-                           "Check the name, your network and, for a private repository, `hf auth login`",
-                           value=repository) from None
+        raise EquimoeError(
+            "src",
+            f"could not be fetched from the Hub ({str(error).splitlines()[0][:200]})",
+            "Check the name, your network and, for a private repository, `hf auth login`",
+            value=repository,
+        ) from None

@@ -67,21 +67,28 @@ def open_folder(folder: Path) -> dict[str, TensorHandle]:
     for name in files:
         for handle in _open_file(folder, name):
             if handle.name in handles:
-                raise EquimoeError(handle.name, f"stands in two files ({handles[handle.name].file.name} and {name})",
-                                   "Remove one of them")
+                raise EquimoeError(
+                    handle.name,
+                    f"stands in two files ({handles[handle.name].file.name} and {name})",
+                    "Remove one of them",
+                )
             handles[handle.name] = handle
     if weight_map is not None:
         wrong = sorted(n for n, f in weight_map.items() if n not in handles or handles[n].file.name != f)
         if wrong:
-            raise EquimoeError(str(index), f"names tensors that are not where it says: {', '.join(wrong[:5])}",
-                               "Download the shards again")
+            raise EquimoeError(
+                str(index),
+                f"names tensors that are not where it says: {', '.join(wrong[:5])}",
+                "Download the shards again",
+            )
     return handles
 
 
 def _open_file(folder: Path, name: str) -> list[TensorHandle]:
     if Path(name).name != name or not name.endswith(".safetensors"):
-        raise EquimoeError("safetensors index", "may only name files of its own folder", "Do not use this folder",
-                           value=name)
+        raise EquimoeError(
+            "safetensors index", "may only name files of its own folder", "Do not use this folder", value=name
+        )
     file = folder / name
     try:
         with safe_open(file, framework="np") as opened:

@@ -61,8 +61,9 @@ def slots(weight: Weight, *, schema: int, stacked_experts: bool) -> Iterator[Slo
             yield Slot(name, lead if n is None else (*lead, n), on_disk, weight.transposed)
 
 
-def read_tensors(source: Mapping[str, Readable], table: Mapping[str, Weight], *, schema: int,
-                 dtype: np.dtype | None = None) -> dict[str, np.ndarray]:
+def read_tensors(
+    source: Mapping[str, Readable], table: Mapping[str, Weight], *, schema: int, dtype: np.dtype | None = None
+) -> dict[str, np.ndarray]:
     """Fill every entry of the table from `source` (name -> handle with `.shape`, `.dtype`, `.read()`).
 
     One tensor is read at a time, straight into its place. dtype None keeps float32 weights float32 and
@@ -88,10 +89,20 @@ def _check(source: Mapping[str, Readable], wanted: list[Slot]) -> None:
         handle = source.get(slot.name)
         problems.require(handle is not None, slot.name, None, "is missing", "the folder or its config is incomplete")
         if handle is not None:
-            problems.require(tuple(handle.shape) == slot.shape, slot.name, list(handle.shape),
-                             f"must have shape {list(slot.shape)}", "config.json describes another model")
-            problems.require(handle.dtype in _FLOATS, slot.name, str(handle.dtype),
-                             "must be float32, float16 or bfloat16", "convert it")
+            problems.require(
+                tuple(handle.shape) == slot.shape,
+                slot.name,
+                list(handle.shape),
+                f"must have shape {list(slot.shape)}",
+                "config.json describes another model",
+            )
+            problems.require(
+                handle.dtype in _FLOATS,
+                slot.name,
+                str(handle.dtype),
+                "must be float32, float16 or bfloat16",
+                "convert it",
+            )
     for name in sorted(set(source) - names):
         problems.require(False, name, None, "is unexpected", "config.json describes a model without it")
     problems.raise_if_any()

@@ -49,7 +49,10 @@ class Attention(eqx.Module):
             is_global,
             partial(attend, config=config, globally=True),
             partial(attend, config=config, globally=False),
-            q, k, v, segment_ids,
+            q,
+            k,
+            v,
+            segment_ids,
         )
         gates = 2.0 * jax.nn.sigmoid(linear(x, self.gate))  # starts at 1: the gate matrix starts at 0
         y = y * gates[..., None]

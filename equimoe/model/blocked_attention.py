@@ -132,8 +132,11 @@ def _attend_forward(q, k, v, segments, window):
             _put(mixed, i, _at(mixed, i) * shrink[..., None] + values),
         ), None
 
-    start = (jnp.full(q.shape[:-1], _LOWEST, jnp.float32), jnp.zeros(q.shape[:-1], jnp.float32),
-             jnp.zeros(q.shape, jnp.float32))
+    start = (
+        jnp.full(q.shape[:-1], _LOWEST, jnp.float32),
+        jnp.zeros(q.shape[:-1], jnp.float32),
+        jnp.zeros(q.shape, jnp.float32),
+    )
     pairs = jnp.asarray(block_pairs(blocks * block, block, window))
     (top, total, mixed), _ = jax.lax.scan(step, start, pairs)
     seen = total > 0.0

@@ -44,7 +44,7 @@ def abstract(config: ModelConfig) -> Transformer:
     return jax.eval_shape(partial(build, config), jax.random.key(0))
 
 
-def _initial(path: str, weight: Weight, config: ModelConfig, key: PRNGKeyArray) -> Float[Array, "..."]:
+def _initial(path: str, weight: Weight, config: ModelConfig, key: PRNGKeyArray) -> Float[Array, ...]:
     if weight.init == "zeros":
         return jnp.zeros(weight.shape, jnp.float32)
     if weight.init == "ones":
@@ -91,11 +91,8 @@ def assemble(config: ModelConfig, leaves: Mapping[str, Array]) -> Transformer:
 
 
 def leaves_by_path(model: Transformer) -> dict[str, Any]:
-    """The leaves of a model-shaped tree (weights, gradients, shapes, shardings) under their table paths, in table order."""
-    found = {
-        ".".join(entry.name for entry in path): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(model)
-    }
+    """The leaves of a model-shaped tree (weights, gradients, shapes, shardings) by table path, in table order."""
+    found = {".".join(entry.name for entry in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(model)}
     return {path: found[path] for path in describe(model.config) if path in found}
 
 

@@ -83,8 +83,9 @@ class Output(eqx.Module):
 
     def logits(self) -> Float32[Array, "B S V"]:
         """All logits at once, float32: for inspection and sampling. Training never makes this array."""
-        return jnp.einsum("bsd,vd->bsv", self.hidden, self.lm_head.astype(self.hidden.dtype),
-                          preferred_element_type=jnp.float32)
+        return jnp.einsum(
+            "bsd,vd->bsv", self.hidden, self.lm_head.astype(self.hidden.dtype), preferred_element_type=jnp.float32
+        )
 
 
 class Transformer(eqx.Module):
@@ -116,8 +117,14 @@ class Transformer(eqx.Module):
 def _record(routing: Routing, plan: Dispatch) -> RouterRecord:
     k = routing.selected.shape[-1]
     beta = histogram_betas(routing.logits, routing.alpha, routing.valid, k, QB_BINS)
-    return RouterRecord(logits=routing.logits, selected=routing.selected, alpha=routing.alpha,
-                        weights=routing.weights, beta=beta, load=plan.rows_per_expert)
+    return RouterRecord(
+        logits=routing.logits,
+        selected=routing.selected,
+        alpha=routing.alpha,
+        weights=routing.weights,
+        beta=beta,
+        load=plan.rows_per_expert,
+    )
 
 
 def forward(
@@ -153,14 +160,26 @@ def checked_segments(token_ids: Array, segment_ids: Array | None, config: ModelC
             continue
         if getattr(value, "ndim", None) != 2 or not jnp.issubdtype(value.dtype, jnp.integer):
             shown = f"{getattr(value, 'dtype', type(value).__name__)}{list(getattr(value, 'shape', []))}"
-            raise EquimoeError(name, "must be integers of shape [B, S] (sequences, positions)",
-                               "Pass a batch of rows, for example ids[None, :]", value=shown)
+            raise EquimoeError(
+                name,
+                "must be integers of shape [B, S] (sequences, positions)",
+                "Pass a batch of rows, for example ids[None, :]",
+                value=shown,
+            )
     if token_ids.shape[1] > config.max_position_embeddings:
-        raise EquimoeError("token_ids", f"rows are at most {config.max_position_embeddings} positions long "
-                           "(max_position_embeddings)", "Cut the rows or raise the limit", value=list(token_ids.shape))
+        raise EquimoeError(
+            "token_ids",
+            f"rows are at most {config.max_position_embeddings} positions long (max_position_embeddings)",
+            "Cut the rows or raise the limit",
+            value=list(token_ids.shape),
+        )
     if segment_ids is None:
         return jnp.zeros(token_ids.shape, jnp.int32)
     if segment_ids.shape != token_ids.shape:
-        raise EquimoeError("segment_ids", f"must have the shape of token_ids, {list(token_ids.shape)}",
-                           "Number the documents of the same rows", value=list(segment_ids.shape))
+        raise EquimoeError(
+            "segment_ids",
+            f"must have the shape of token_ids, {list(token_ids.shape)}",
+            "Number the documents of the same rows",
+            value=list(segment_ids.shape),
+        )
     return segment_ids

@@ -63,8 +63,12 @@ def loss_and_terms(
     segment_ids = checked_segments(token_ids, segment_ids, model.config)
     weight = next_token_weights(token_ids, segment_ids) if loss_weight is None else loss_weight
     if weight.shape != token_ids.shape:
-        raise EquimoeError("loss_weight", f"must have the shape of token_ids, {list(token_ids.shape)}",
-                           "Give one weight per position", value=list(weight.shape))
+        raise EquimoeError(
+            "loss_weight",
+            f"must have the shape of token_ids, {list(token_ids.shape)}",
+            "Give one weight per position",
+            value=list(weight.shape),
+        )
 
     def observe(routing, plan):
         k = routing.selected.shape[-1]

@@ -1,21 +1,19 @@
 """MuonH, AdamH and Adam as optax transformations, the groups they apply to, and rates from the token budget.
 
-    optimizer = equimoe.optim.make(config, rates, steps=1000)      # for a whole model
-    optax.chain(equimoe.optim.muonh(0.02))                         # for any matrices of yours
+optimizer = equimoe.optim.make(config, rates, steps=1000)      # for a whole model
+optax.chain(equimoe.optim.muonh(0.02))                         # for any matrices of yours
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 # Name -> module. Imported when first used, so that rates and schedules are printed without starting JAX.
 _MODULES = {
     "Rates": "rates",
-    "adamh": "hyperball",
-    "hyperball": "hyperball",
+    "adamh": "matrix_optimizers",
+    "hyperball": "matrix_optimizers",
     "make": "groups",
-    "muonh": "hyperball",
+    "muonh": "matrix_optimizers",
     "orthogonalise": "newton_schulz",
     "rates_from_budget": "rates",
     "refuse_zero_matrices": "groups",
@@ -23,13 +21,21 @@ _MODULES = {
     "warmup_updates": "rates",
 }
 __all__ = [
-    "Rates", "adamh", "hyperball", "make", "muonh", "orthogonalise", "rates_from_budget", "refuse_zero_matrices",
-    "warmup_then_linear", "warmup_updates",
+    "Rates",
+    "adamh",
+    "hyperball",
+    "make",
+    "muonh",
+    "orthogonalise",
+    "rates_from_budget",
+    "refuse_zero_matrices",
+    "warmup_then_linear",
+    "warmup_updates",
 ]
 
 if TYPE_CHECKING:  # what the lazy names are, for type checkers and editors
     from equimoe.optim.groups import make, refuse_zero_matrices
-    from equimoe.optim.hyperball import adamh, hyperball, muonh
+    from equimoe.optim.matrix_optimizers import adamh, hyperball, muonh
     from equimoe.optim.newton_schulz import orthogonalise
     from equimoe.optim.rates import Rates, rates_from_budget, warmup_then_linear, warmup_updates
 
@@ -44,14 +50,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-class _Package(ModuleType):
-    """Keeps `hyperball` for the function: importing the module of that name would bind it to the module."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (isinstance(value, ModuleType) and name in _MODULES):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

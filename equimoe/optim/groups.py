@@ -16,7 +16,7 @@ from equimoe.config import ModelConfig
 from equimoe.errors import Problems
 from equimoe.model.init import leaves_by_path, map_by_path
 from equimoe.model.transformer import Transformer
-from equimoe.optim.hyperball import adamh, matrix_norm, muonh
+from equimoe.optim.matrix_optimizers import adamh, matrix_norm, muonh
 from equimoe.optim.rates import Rates, warmup_then_linear
 from equimoe.weights import describe
 
@@ -50,14 +50,18 @@ def make(
 
     adam = [optax.scale_by_adam(b1=rates.beta1, b2=rates.beta2, eps=rates.epsilon)]
     if gate_router_decay:
-        adam.append(optax.add_decayed_weights(
-            lambda count: gate_router_decay * jnp.maximum(0.0, 1.0 - count / steps),
-            mask=lambda tree: map_by_path(lambda path, _: table[path].annealed_decay, tree)))
+        adam.append(
+            optax.add_decayed_weights(
+                lambda count: gate_router_decay * jnp.maximum(0.0, 1.0 - count / steps),
+                mask=lambda tree: map_by_path(lambda path, _: table[path].annealed_decay, tree),
+            )
+        )
     adam.append(optax.scale_by_learning_rate(schedule(rates.adam_lr)))
     return optax.partition(
         {
-            "muonh": muonh(schedule(rates.muonh_lr), momentum=momentum, steps=newton_schulz_steps,
-                           dtype=newton_schulz_dtype),
+            "muonh": muonh(
+                schedule(rates.muonh_lr), momentum=momentum, steps=newton_schulz_steps, dtype=newton_schulz_dtype
+            ),
             "adamh": adamh(schedule(rates.muonh_lr), b1=rates.beta1, b2=rates.beta2, eps=rates.epsilon),
             "adam": optax.chain(*adam),
             "router_bias": optax.set_to_zero(),
@@ -73,6 +77,11 @@ def refuse_zero_matrices(model: Transformer) -> None:
     smallest = jax.jit(lambda tree: {p: jnp.min(matrix_norm(a)) for p, a in tree.items()})(turning)
     problems = Problems("initial weights")
     for path, norm in jax.device_get(smallest).items():
-        problems.require(bool(norm > 0.0), path, float(norm), "holds an all-zero (or NaN) matrix, that could never change",
-                         "initialise it")
+        problems.require(
+            bool(norm > 0.0),
+            path,
+            float(norm),
+            "holds an all-zero (or NaN) matrix, that could never change",
+            "initialise it",
+        )
     problems.raise_if_any()

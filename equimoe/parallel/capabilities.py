@@ -51,8 +51,9 @@ def capabilities() -> Capabilities:
         grouped_matmul="ragged_dot" if on_gpu else "blocks",
         peak_flops=peak if on_gpu else None,
         # Random initialisation spends its time in LLVM: 25 s optimised, 4.5 s not, for the tiny model on 2 cores.
-        run_once_options={} if on_gpu else {"xla_backend_optimization_level": 0,
-                                            "xla_llvm_disable_expensive_passes": True},
+        run_once_options={}
+        if on_gpu
+        else {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
     )
 
 

@@ -50,12 +50,18 @@ def mesh_shape(mesh: Mesh, devices: int) -> dict[MeshAxis, int]:
     problems.require(all(s >= 1 or s == -1 for s in sizes.values()), "mesh", sizes, "axes are at least 1", "use 1")
     problems.raise_if_any()
     if devices % fixed or (not free and fixed != devices):
-        raise EquimoeError("mesh", f"must multiply to the number of devices ({devices})",
-                           "Set one axis to -1, or start on other devices", value=sizes)
+        raise EquimoeError(
+            "mesh",
+            f"must multiply to the number of devices ({devices})",
+            "Set one axis to -1, or start on other devices",
+            value=sizes,
+        )
     return {axis: devices // fixed if size == -1 else size for axis, size in sizes.items()}
 
 
 def size_per_device(weight: Weight, shape: Mapping[MeshAxis, int]) -> int:
     """Numbers of one tensor that one device of a mesh of these lengths holds."""
-    return math.prod(-(-size // math.prod(shape[a] for a in LOGICAL_TO_MESH[axis]))
-                     for size, axis in zip(weight.shape, weight.axes, strict=True))
+    return math.prod(
+        -(-size // math.prod(shape[a] for a in LOGICAL_TO_MESH[axis]))
+        for size, axis in zip(weight.shape, weight.axes, strict=True)
+    )

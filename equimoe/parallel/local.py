@@ -12,7 +12,6 @@ T * K rows plus at most one partial block per expert; static shapes, work propor
 
 from __future__ import annotations
 
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp

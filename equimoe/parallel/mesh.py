@@ -30,12 +30,21 @@ def make_mesh(mesh: Mesh, config: ModelConfig, batch_sequences: int) -> jax.shar
     for path, weight in describe(config).items():
         for size, axis in zip(weight.shape, weight.axes, strict=True):
             parts = math.prod(shape[a] for a in LOGICAL_TO_MESH[axis])
-            problems.require(size % parts == 0, f"{path}, axis {axis}", size, f"must be a multiple of {parts}",
-                             f"change the model, or shorten {' or '.join(LOGICAL_TO_MESH[axis])}")
+            problems.require(
+                size % parts == 0,
+                f"{path}, axis {axis}",
+                size,
+                f"must be a multiple of {parts}",
+                f"change the model, or shorten {' or '.join(LOGICAL_TO_MESH[axis])}",
+            )
     spread = math.prod(shape[a] for a in TOKEN_AXES)
-    problems.require(batch_sequences % spread == 0, "schedule.batch_sequences", batch_sequences,
-                     f"must be a multiple of {spread} (replica * data * expert)",
-                     f"use {max(spread, round(batch_sequences / spread) * spread)}")
+    problems.require(
+        batch_sequences % spread == 0,
+        "schedule.batch_sequences",
+        batch_sequences,
+        f"must be a multiple of {spread} (replica * data * expert)",
+        f"use {max(spread, round(batch_sequences / spread) * spread)}",
+    )
     problems.raise_if_any()
     devices = np.asarray(all_devices()).reshape([shape[axis] for axis in MESH_AXES])
     return jax.sharding.Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))

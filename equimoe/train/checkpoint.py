@@ -25,8 +25,8 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from equimoe.data.files import aside, sync_folder, write_file
 from equimoe.errors import EquimoeError
+from equimoe.files import aside, sync_folder, write_file
 from equimoe.train.state import TrainState
 
 __all__ = ["committed_steps", "newest_checkpoint", "read_layer", "read_position", "restore", "save"]
@@ -56,8 +56,12 @@ def save(folder: Path, state: TrainState, *, sequences: int, tokenizer: bytes, k
         sync_folder(folder)
         write_file(final / MARKER, [b"complete\n"])
     except OSError as error:
-        raise EquimoeError("checkpoint", f"could not be written ({error})",
-                           "Free disk space or fix the permissions, then resume", value=str(final)) from error
+        raise EquimoeError(
+            "checkpoint",
+            f"could not be written ({error})",
+            "Free disk space or fix the permissions, then resume",
+            value=str(final),
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     for old in committed_steps(folder)[:-keep]:
@@ -110,13 +114,19 @@ def restore(checkpoint: Path, like: TrainState) -> TrainState:
     try:
         with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True)) as checkpointer:
             _check_shapes(checkpoint, checkpointer, wanted)
-            arrays = checkpointer.restore(checkpoint / STATE, args=ocp.args.PyTreeRestore(
-                wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted)))
+            arrays = checkpointer.restore(
+                checkpoint / STATE,
+                args=ocp.args.PyTreeRestore(wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted)),
+            )
     except EquimoeError:
         raise
     except Exception as error:  # Orbax and TensorStore raise many kinds; all mean that the files are not whole
-        raise EquimoeError("checkpoint", f"cannot be read ({str(error).splitlines()[0][:200]})",
-                           f"Remove {checkpoint} to continue from the one before it", value=str(checkpoint)) from error
+        raise EquimoeError(
+            "checkpoint",
+            f"cannot be read ({str(error).splitlines()[0][:200]})",
+            f"Remove {checkpoint} to continue from the one before it",
+            value=str(checkpoint),
+        ) from error
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     return jax.tree_util.tree_unflatten(structure, [arrays[_name(path)] for path, _ in leaves])
 
@@ -125,11 +135,18 @@ def _check_shapes(checkpoint: Path, checkpointer: Any, wanted: dict[str, Any]) -
     metadata = checkpointer.metadata(checkpoint / STATE).item_metadata.tree
     stored = {name: tuple(entry.shape) for name, entry in metadata.items()}
     expected = {name: tuple(array.shape) for name, array in wanted.items()}
-    wrong = [f"{n} {stored.get(n, 'absent')} instead of {expected.get(n, 'absent')}"
-             for n in sorted(stored.keys() | expected.keys()) if stored.get(n) != expected.get(n)]
+    wrong = [
+        f"{n} {stored.get(n, 'absent')} instead of {expected.get(n, 'absent')}"
+        for n in sorted(stored.keys() | expected.keys())
+        if stored.get(n) != expected.get(n)
+    ]
     if wrong:
-        raise EquimoeError("checkpoint", f"must hold the state of this recipe, it differs in {len(wrong)} arrays: "
-                           + "; ".join(wrong[:4]), "Resume the run that wrote it", value=str(checkpoint))
+        raise EquimoeError(
+            "checkpoint",
+            f"must hold the state of this recipe, it differs in {len(wrong)} arrays: " + "; ".join(wrong[:4]),
+            "Resume the run that wrote it",
+            value=str(checkpoint),
+        )
 
 
 def read_layer(checkpoint: Path, name: str, layer: int) -> np.ndarray:
@@ -139,25 +156,34 @@ def read_layer(checkpoint: Path, name: str, layer: int) -> np.ndarray:
     """
     import tensorstore as ts
 
-    spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": f"file://{checkpoint.resolve() / STATE}/", "path": f"{name}/"}}
+    spec = {
+        "driver": "zarr",
+        "kvstore": {"driver": "ocdbt", "base": f"file://{checkpoint.resolve() / STATE}/", "path": f"{name}/"},
+    }
     return ts.open(spec, open=True, read=True).result()[layer].read().result()
 
 
 def read_position(checkpoint: Path) -> dict:
     """Step and sequences of a committed checkpoint. Refuses one without marker, or of another format version."""
     if not (checkpoint / MARKER).exists():
-        raise EquimoeError("checkpoint", "is not complete: its save was interrupted", "Use an older one",
-                           value=str(checkpoint))
+        raise EquimoeError(
+            "checkpoint", "is not complete: its save was interrupted", "Use an older one", value=str(checkpoint)
+        )
     try:
         position = json.loads((checkpoint / POSITION).read_bytes())
         known = position["format"] == FORMAT and position["version"] == FORMAT_VERSION
         step, sequences = int(position["step"]), int(position["sequences"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise EquimoeError("checkpoint", f"has no readable {POSITION} ({error})", "Use an older one",
-                           value=str(checkpoint)) from None
+        raise EquimoeError(
+            "checkpoint", f"has no readable {POSITION} ({error})", "Use an older one", value=str(checkpoint)
+        ) from None
     if not known:
-        raise EquimoeError("checkpoint", f"must be {FORMAT} version {FORMAT_VERSION}, it is {position['format']} "
-                           f"version {position['version']}", "Update equimoe", value=str(checkpoint))
+        raise EquimoeError(
+            "checkpoint",
+            f"must be {FORMAT} version {FORMAT_VERSION}, it is {position['format']} version {position['version']}",
+            "Update equimoe",
+            value=str(checkpoint),
+        )
     return {"step": step, "sequences": sequences}
 
 
@@ -172,8 +198,9 @@ def newest_checkpoint(run: Path) -> Path:
     """The newest complete checkpoint of a run folder."""
     steps = committed_steps(run / "checkpoints")
     if not steps:
-        raise EquimoeError("run", "has no complete checkpoint", "Train it first, or wait for its first save",
-                           value=str(run))
+        raise EquimoeError(
+            "run", "has no complete checkpoint", "Train it first, or wait for its first save", value=str(run)
+        )
     return run / "checkpoints" / str(steps[-1])
 
 

@@ -25,8 +25,11 @@ def step_line(steps: int, values: Mapping[str, float], pace: Pace | None, remain
         f"dropped {100 * values['dropped_share']:.2f}%",
     ]
     if pace is not None:
-        parts += [f"{pace.tokens_per_second:,.0f} tokens/s", f"MFU {100 * pace.mfu:.1f}%",
-                  f"ETA {_clock(remaining_steps * pace.step_seconds)}"]
+        parts += [
+            f"{pace.tokens_per_second:,.0f} tokens/s",
+            f"MFU {100 * pace.mfu:.1f}%",
+            f"ETA {_clock(remaining_steps * pace.step_seconds)}",
+        ]
     return "  ".join(parts)
 
 
@@ -45,8 +48,13 @@ class Display:
         self._last_line = -float("inf")
         self._progress: Progress | None = None
         if self.console.is_terminal:
-            self._progress = Progress(BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(),
-                                      TextColumn("{task.description}"), console=self.console)
+            self._progress = Progress(
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.description}"),
+                console=self.console,
+            )
             self._task = self._progress.add_task("compiling the step", total=steps, completed=start)
 
     def __enter__(self) -> Display:

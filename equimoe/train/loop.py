@@ -1,7 +1,7 @@
 """The training loop: prepare the data, make or restore the state, step, log, save, evaluate.
 
-    equimoe.train(recipe, Path("runs/tiny"))       a new run
-    equimoe.resume(Path("runs/tiny"))              the same run, continued to its end
+    equimoe.train_recipe(recipe, Path("runs/tiny"))       a new run
+    equimoe.resume_run(Path("runs/tiny"))                the same run, continued to its end
 
 Order at a step that is due for everything: its line is on disk, then the checkpoint is committed, then the
 evaluation runs. So a finished run is never lost in evaluation, and a kill at any moment costs at most the
@@ -19,26 +19,25 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
 
 from equimoe import optim
-from equimoe.arithmetic import refuse_if_too_large, run_rates
 from equimoe.baselines import baselines
-from equimoe.data.files import write_file
 from equimoe.data.prepare import Prepared, prepare
 from equimoe.data.rows import Batch, Rows, heldout_batches
 from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
 from equimoe.errors import EquimoeError
 from equimoe.evaluate import Score, evaluate, make_scorer
+from equimoe.files import write_file
 from equimoe.model.transformer import Transformer
 from equimoe.optim.rates import warmup_then_linear
 from equimoe.parallel.capabilities import capabilities, device_memory_bytes
 from equimoe.parallel.mesh import make_mesh, row_sharding
+from equimoe.plan.arithmetic import refuse_if_too_large, run_rates
 from equimoe.recipe import Recipe
-from equimoe.recipe_json import new_provenance, recipe_from_json, recipe_to_json
+from equimoe.recipe.recipe_json import new_provenance, recipe_from_json, recipe_to_json
 from equimoe.train import checkpoint
 from equimoe.train.display import Display
 from equimoe.train.interrupt import Interrupt
@@ -47,12 +46,12 @@ from equimoe.train.state import TrainState, abstract_state, create_state, with_p
 from equimoe.train.step import StepMetrics, make_step
 from equimoe.train.throughput import StepClock, peak_flops
 
-__all__ = ["load_run", "resume", "train"]
+__all__ = ["load_run", "resume_run", "train_recipe"]
 
 HELDOUT = "heldout"  # the name of the held-out split of the training data among the evaluation sets
 
 
-def train(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None = None) -> None:
+def train_recipe(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None = None) -> None:
     """Train a new run in the folder `run`, to its end.
 
     Raises EquimoeError if the folder already holds a checkpoint, if the model cannot fit here, or for anything
@@ -61,8 +60,12 @@ def train(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None = None
     recipe = _concrete(recipe)
     refuse_if_too_large(recipe, device_memory_bytes(), jax.device_count())
     if checkpoint.committed_steps(run / "checkpoints"):
-        raise EquimoeError("run", "already holds a trained run, and training never overwrites one",
-                           f"Continue it with `equimoe resume {run}`", value=str(run))
+        raise EquimoeError(
+            "run",
+            "already holds a trained run, and training never overwrites one",
+            f"Continue it with `equimoe resume {run}`",
+            value=str(run),
+        )
     mesh = make_mesh(recipe.mesh, recipe.model, recipe.schedule.batch_sequences)
     with _locked(run):
         prepared = prepare(recipe.data, recipe.model.vocab_size, print)
@@ -75,7 +78,7 @@ def train(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None = None
         _Session(recipe, run, prepared, mesh, optimizer).go(state, "started")
 
 
-def resume(run: Path) -> None:
+def resume_run(run: Path) -> None:
     """Continue a run from its newest complete checkpoint; from the beginning if it has none yet.
 
     Raises EquimoeError if the data is no longer what the run was trained on, or the checkpoint is damaged.
@@ -83,7 +86,7 @@ def resume(run: Path) -> None:
     recipe, provenance = _read_recipe(run)
     steps = checkpoint.committed_steps(run / "checkpoints")
     if not steps:
-        train(recipe, run, provenance=provenance)
+        train_recipe(recipe, run, provenance=provenance)
         return
     refuse_if_too_large(recipe, device_memory_bytes(), jax.device_count())
     mesh = make_mesh(recipe.mesh, recipe.model, recipe.schedule.batch_sequences)
@@ -100,27 +103,37 @@ def load_run(run: Path, step: int | None = None) -> tuple[Transformer, TextToken
     """The model of a run at a checkpoint (default the newest), pending router bias applied, and its tokenizer."""
     recipe, _ = _read_recipe(run)
     folder = checkpoint.newest_checkpoint(run) if step is None else run / "checkpoints" / str(step)
-    mesh = make_mesh(dataclasses.replace(recipe.mesh, replica=1, data=1, expert=-1, model=1), recipe.model,
-                     jax.device_count())
+    mesh = make_mesh(
+        dataclasses.replace(recipe.mesh, replica=1, data=1, expert=-1, model=1), recipe.model, jax.device_count()
+    )
     state = checkpoint.restore(folder, abstract_state(recipe.model, _optimizer(recipe), mesh))
-    return (with_pending_bias(state.model, state.betas),
-            load_tokenizer(folder / checkpoint.TOKENIZER, recipe.model.vocab_size))
+    return (
+        with_pending_bias(state.model, state.betas),
+        load_tokenizer(folder / checkpoint.TOKENIZER, recipe.model.vocab_size),
+    )
 
 
 def _concrete(recipe: Recipe) -> Recipe:
     """`auto` replaced by what this machine does, so that a run keeps its precision wherever it is resumed."""
     dtype = capabilities().compute_dtype if recipe.compute_dtype == "auto" else recipe.compute_dtype
     newton_schulz = recipe.optimizer.newton_schulz_dtype
-    optimizer = dataclasses.replace(recipe.optimizer, newton_schulz_dtype=dtype if newton_schulz == "auto" else newton_schulz)
+    optimizer = dataclasses.replace(
+        recipe.optimizer, newton_schulz_dtype=dtype if newton_schulz == "auto" else newton_schulz
+    )
     return dataclasses.replace(recipe, compute_dtype=dtype, optimizer=optimizer)
 
 
 def _optimizer(recipe: Recipe) -> optax.GradientTransformation:
     settings, schedule = recipe.optimizer, recipe.schedule
     return optim.make(
-        recipe.model, run_rates(recipe), steps=schedule.steps, warmup_fraction=schedule.warmup_fraction,
-        final_fraction=schedule.final_fraction, momentum=settings.momentum,
-        newton_schulz_steps=settings.newton_schulz_steps, newton_schulz_dtype=settings.newton_schulz_dtype,
+        recipe.model,
+        run_rates(recipe),
+        steps=schedule.steps,
+        warmup_fraction=schedule.warmup_fraction,
+        final_fraction=schedule.final_fraction,
+        momentum=settings.momentum,
+        newton_schulz_steps=settings.newton_schulz_steps,
+        newton_schulz_dtype=settings.newton_schulz_dtype,
         gate_router_decay=settings.gate_router_decay,
     )
 
@@ -129,8 +142,9 @@ def _read_recipe(run: Path) -> tuple[Recipe, dict[str, Any]]:
     try:
         text = (run / "recipe.json").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise EquimoeError("run", f"must hold a readable recipe.json ({error})", "Name the folder of a run",
-                           value=str(run)) from None
+        raise EquimoeError(
+            "run", f"must hold a readable recipe.json ({error})", "Name the folder of a run", value=str(run)
+        ) from None
     return recipe_from_json(text, str(run / "recipe.json"))
 
 
@@ -142,9 +156,12 @@ def _check_same_data(before: dict[str, str], prepared: Prepared, run: Path) -> N
     now = _data_identity(prepared)
     changed = sorted(name for name in now if before.get(name) != now[name])
     if changed:
-        raise EquimoeError("training data", f"must be what the run was trained on; {' and '.join(changed)} changed",
-                           "Restore the files (for `embedded`: the package versions of recipe.json), or start a new run",
-                           value=str(run))
+        raise EquimoeError(
+            "training data",
+            f"must be what the run was trained on; {' and '.join(changed)} changed",
+            "Restore the files (for `embedded`: the package versions of recipe.json), or start a new run",
+            value=str(run),
+        )
 
 
 @contextmanager
@@ -155,8 +172,9 @@ def _locked(run: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise EquimoeError("run", "is being trained by another process", "Wait for it, or choose another --run",
-                               value=str(run)) from None
+            raise EquimoeError(
+                "run", "is being trained by another process", "Wait for it, or choose another --run", value=str(run)
+            ) from None
         yield
 
 
@@ -175,8 +193,13 @@ class _Session:
         recipe, steps = self.recipe, self.recipe.schedule.steps
         start = int(state.step)
         self._prepare(start)
-        self.log.event(how, step=start, devices=jax.device_count(), device=capabilities().device_kind,
-                       compute_dtype=recipe.compute_dtype)
+        self.log.event(
+            how,
+            step=start,
+            devices=jax.device_count(),
+            device=capabilities().device_kind,
+            compute_dtype=recipe.compute_dtype,
+        )
         with self.display, Interrupt(self.display.say) as interrupt:
             if start and self._evaluation_missing(start):
                 self._evaluate(state)
@@ -190,8 +213,12 @@ class _Session:
         """Everything that the loop reads: rows, compiled functions, log, display, clock."""
         recipe = self.recipe
         self.rows = Rows(self.prepared.train, recipe.model.max_position_embeddings, recipe.seed)
-        self.step = make_step(self.optimizer, z_loss=recipe.optimizer.z_loss,
-                              qb_bins=recipe.optimizer.quantile_balancing_bins, compute_dtype=recipe.compute_dtype)
+        self.step = make_step(
+            self.optimizer,
+            z_loss=recipe.optimizer.z_loss,
+            qb_bins=recipe.optimizer.quantile_balancing_bins,
+            compute_dtype=recipe.compute_dtype,
+        )
         self.scorer = make_scorer(recipe.compute_dtype)
         self.log = RunLog(self.run)
         self.display = Display(recipe.schedule.steps, start)
@@ -200,9 +227,15 @@ class _Session:
         self.display.say(f"peak for MFU: {peak / 1e9:,.0f} GFLOP/s ({source})")
         self.clock = StepClock(recipe, peak)
         rates, schedule = run_rates(recipe), recipe.schedule
-        self.rates = {name: warmup_then_linear(peak_rate, schedule.steps, warmup_fraction=schedule.warmup_fraction,
-                                               final_fraction=schedule.final_fraction)
-                      for name, peak_rate in (("muonh_lr", rates.muonh_lr), ("adam_lr", rates.adam_lr))}
+        self.rates = {
+            name: warmup_then_linear(
+                peak_rate,
+                schedule.steps,
+                warmup_fraction=schedule.warmup_fraction,
+                final_fraction=schedule.final_fraction,
+            )
+            for name, peak_rate in (("muonh_lr", rates.muonh_lr), ("adam_lr", rates.adam_lr))
+        }
 
     def _steps(self, state: TrainState, start: int, interrupt: Interrupt) -> tuple[TrainState, bool]:
         """The loop. A step's metrics are fetched while the next one runs; before a save they are on disk."""
@@ -226,7 +259,7 @@ class _Session:
                     return state, True
                 if score:
                     self._evaluate(state)
-                self.clock.skip()
+                self.clock.pause()
         return state, False
 
     def _batch(self, done: int) -> tuple[jax.Array, ...]:
@@ -241,31 +274,48 @@ class _Session:
         """Fetch a step's metrics, write its line, show it. A non-finite value stops the run here, before any save."""
         found = jax.device_get(metrics)
         config = self.recipe.model
-        assignments = (self.recipe.tokens_per_step * config.num_experts_per_tok * config.num_hidden_layers
-                       - int(np.sum(found.skipped_padding, dtype=np.int64)))
+        assignments = self.recipe.tokens_per_step * config.num_experts_per_tok * config.num_hidden_layers - int(
+            np.sum(found.skipped_padding, dtype=np.int64)
+        )
         dropped = int(np.sum(found.dropped, dtype=np.int64))
         values = {
             "step": done,
             "tokens": done * self.recipe.tokens_per_step,
-            **{name: float(getattr(found, name)) for name in (
-                "loss", "cross_entropy", "z", "gradient_norm", "load_max_over_mean", "load_min_over_mean",
-                "router_entropy", "router_z", "router_bias_norm")},
+            **{
+                name: float(getattr(found, name))
+                for name in (
+                    "loss",
+                    "cross_entropy",
+                    "z",
+                    "gradient_norm",
+                    "load_max_over_mean",
+                    "load_min_over_mean",
+                    "router_entropy",
+                    "router_z",
+                    "router_bias_norm",
+                )
+            },
             **{name: rate(done - 1) for name, rate in self.rates.items()},
             "dropped": dropped,
             "dropped_share": dropped / max(1, assignments),
             "skipped_padding": int(np.sum(found.skipped_padding, dtype=np.int64)),
         }
         self.log.write("metrics", values)
-        self.clock.step()
-        pace = self.clock.read()
-        self.log.write("timing", {"step": done, **dataclasses.asdict(pace)})
+        pace = self.clock.tick()
+        if pace is not None:
+            self.log.write("timing", {"step": done, **dataclasses.asdict(pace)})
         self.display.step(values, pace)
 
     def _save(self, state: TrainState) -> None:
         step = int(state.step)
         self.log.sync()
-        path = checkpoint.save(self.run / "checkpoints", state, sequences=step * self.recipe.schedule.batch_sequences,
-                               tokenizer=self.prepared.tokenizer_path.read_bytes(), keep=self.recipe.checkpoints.keep)
+        path = checkpoint.save(
+            self.run / "checkpoints",
+            state,
+            sequences=step * self.recipe.schedule.batch_sequences,
+            tokenizer=self.prepared.tokenizer_path.read_bytes(),
+            keep=self.recipe.checkpoints.keep,
+        )
         self.log.event("saved", step=step, path=f"checkpoints/{path.name}")
 
     def _evaluate(self, state: TrainState) -> None:
@@ -274,17 +324,29 @@ class _Session:
         size = self.recipe.schedule.batch_sequences
         store = self.prepared.heldout
         model = with_pending_bias(state.model, state.betas)
-        score: Score = evaluate(self.scorer, model, heldout_batches(store, self.recipe.model.max_position_embeddings, size),
-                                store.total_text_bytes)
-        self.log.write("metrics", {"step": step, f"eval_loss/{HELDOUT}": score.loss,
-                                   f"eval_bits_per_byte/{HELDOUT}": score.bits_per_byte, f"eval_tokens/{HELDOUT}": score.tokens})
+        score: Score = evaluate(
+            self.scorer,
+            model,
+            heldout_batches(store, self.recipe.model.max_position_embeddings, size),
+            store.total_text_bytes,
+        )
+        self.log.write(
+            "metrics",
+            {
+                "step": step,
+                f"eval_loss/{HELDOUT}": score.loss,
+                f"eval_bits_per_byte/{HELDOUT}": score.bits_per_byte,
+                f"eval_tokens/{HELDOUT}": score.tokens,
+            },
+        )
         self.display.say(f"step {step}  held-out loss {score.loss:.4f}  bits per byte {score.bits_per_byte:.4f}")
 
     def _evaluation_missing(self, step: int) -> bool:
         """Whether a kill between the save and the evaluation of this step left the evaluation undone."""
         due = step == self.recipe.schedule.steps or step % self.recipe.evaluation.every_steps == 0
-        return due and not any(line["step"] == step and f"eval_loss/{HELDOUT}" in line
-                               for line in read_lines(self.run / "metrics.jsonl"))
+        return due and not any(
+            line["step"] == step and f"eval_loss/{HELDOUT}" in line for line in read_lines(self.run / "metrics.jsonl")
+        )
 
     def _finish(self, steps: int) -> None:
         """Last words: the result beside what counting can do, and what to do next."""
@@ -293,7 +355,10 @@ class _Session:
         facts: dict[str, float] = {"bits_per_byte": model_bits}
         if self.recipe.evaluation.baselines:
             facts |= self._baselines(steps)
-        print("held-out bits per byte: " + ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in facts.items()))
+        print(
+            "held-out bits per byte: "
+            + ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in facts.items())
+        )
         self.log.event("finished", step=steps, **facts)
         self.log.sync()
         self.log.close()
@@ -303,6 +368,10 @@ class _Session:
         """Unigram and bigram fitted on the very tokens that the run was trained on, each counted once."""
         rows = min(steps * self.recipe.schedule.batch_sequences, self.rows.rows_per_epoch)
         row_tokens = self.recipe.model.max_position_embeddings
-        found = baselines(self.rows.tokens(0, rows), heldout_batches(self.prepared.heldout, row_tokens, 64),
-                          self.prepared.heldout_text(), self.recipe.model.vocab_size)
+        found = baselines(
+            self.rows.tokens(0, rows),
+            heldout_batches(self.prepared.heldout, row_tokens, 64),
+            self.prepared.heldout_text(),
+            self.recipe.model.vocab_size,
+        )
         return {"kneser_ney_bigram": found.bigram, "unigram": found.unigram, "zlib": found.zlib}

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from equimoe.data.files import write_file
 from equimoe.errors import EquimoeError
+from equimoe.files import write_file
 
 __all__ = ["METRICS", "Metric", "RunLog"]
 
@@ -56,8 +56,8 @@ METRICS: Mapping[str, Metric] = {
     "eval_loss/*": Metric("nats", "held-out cross entropy per token, dropless"),
     "eval_bits_per_byte/*": Metric("bits", "held-out loss on all tokens per byte of text"),
     "eval_tokens/*": Metric("tokens", "held-out tokens scored"),
-    "step_seconds": Metric("s", "wall-clock time per step since the last line", "timing"),
-    "tokens_per_second": Metric("tokens/s", "over the same time", "timing"),
+    "step_seconds": Metric("s", "wall-clock time of the step", "timing"),
+    "tokens_per_second": Metric("tokens/s", "in that step", "timing"),
     "mfu": Metric("", "model FLOPs (true rule, no recomputation) over the peak of the devices", "timing"),
 }
 
@@ -73,18 +73,28 @@ class RunLog:
     def __init__(self, run: Path):
         self.run = run
         run.mkdir(parents=True, exist_ok=True)
-        self._files = {name: open(run / f"{name}.jsonl", "a", encoding="utf-8") for name in ("metrics", "timing", "events")}
+        self._files = {
+            name: open(run / f"{name}.jsonl", "a", encoding="utf-8") for name in ("metrics", "timing", "events")
+        }
 
     def write(self, file: File, values: Mapping[str, float | int]) -> None:
         """One line of metrics; every name must be in the table, for this file ("step" goes everywhere)."""
         for name, value in values.items():
             metric = METRICS.get(declared(name))
             if metric is None or (metric.file != file and name != "step"):
-                raise EquimoeError("metric", f"must be declared in equimoe.train.metrics.METRICS for {file}.jsonl",
-                                   "Add it to the table", value=name)
+                raise EquimoeError(
+                    "metric",
+                    f"must be declared in equimoe.train.metrics.METRICS for {file}.jsonl",
+                    "Add it to the table",
+                    value=name,
+                )
             if not math.isfinite(value):
-                raise EquimoeError(f"{name} at step {values.get('step')}", "must be finite",
-                                   "Nothing of this step was saved; resume continues from the last checkpoint", value=value)
+                raise EquimoeError(
+                    f"{name} at step {values.get('step')}",
+                    "must be finite",
+                    "Nothing of this step was saved; resume continues from the last checkpoint",
+                    value=value,
+                )
         self._append(file, values)
 
     def event(self, kind: str, **facts: Any) -> None:
@@ -123,7 +133,9 @@ def rewind(run: Path, step: int) -> int:
             if at is not None and at <= step:
                 kept[name].append(line)
             else:
-                moved.append(json.dumps({"event": "rewound", "file": path.name, "to_step": step, "line": line.rstrip("\n")}))
+                moved.append(
+                    json.dumps({"event": "rewound", "file": path.name, "to_step": step, "line": line.rstrip("\n")})
+                )
     if not moved:
         return 0
     _close_last_line(run / "events.jsonl")

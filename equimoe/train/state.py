@@ -49,8 +49,11 @@ def create_state(
 def abstract_state(config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """The state as shapes, dtypes and shardings: what a checkpoint is restored into."""
     shapes = jax.eval_shape(_maker(config, optimizer), jax.random.key(0))
-    return jax.tree.map(lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where),
-                        shapes, _shardings(shapes, config, mesh))
+    return jax.tree.map(
+        lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where),
+        shapes,
+        _shardings(shapes, config, mesh),
+    )
 
 
 def _maker(config: ModelConfig, optimizer: optax.GradientTransformation):

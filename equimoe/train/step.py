@@ -40,13 +40,17 @@ def make_step(
     """The jitted step (state, token_ids, segment_ids, loss_weight) -> (state, metrics). The old state is donated."""
 
     def step(
-        state: TrainState, token_ids: Int[Array, "B S"], segment_ids: Int[Array, "B S"], loss_weight: Float[Array, "B S"]
+        state: TrainState,
+        token_ids: Int[Array, "B S"],
+        segment_ids: Int[Array, "B S"],
+        loss_weight: Float[Array, "B S"],
     ) -> tuple[TrainState, StepMetrics]:
         model = with_pending_bias(state.model, state.betas)
 
         def objective(model):
-            return loss_and_terms(model, token_ids, segment_ids, loss_weight, z_loss=z_loss, qb_bins=qb_bins,
-                                  compute_dtype=compute_dtype)
+            return loss_and_terms(
+                model, token_ids, segment_ids, loss_weight, z_loss=z_loss, qb_bins=qb_bins, compute_dtype=compute_dtype
+            )
 
         (loss, terms), gradients = jax.value_and_grad(objective, has_aux=True)(model)
         with jax.named_scope("optimizer"):

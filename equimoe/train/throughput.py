@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from equimoe.counts import training_flops_per_token
+from equimoe.counting import training_flops_per_token
 from equimoe.parallel.capabilities import capabilities
 from equimoe.recipe import Recipe
 
@@ -35,7 +35,7 @@ def peak_flops(dtype: str) -> tuple[float, str]:
 
 @dataclass(frozen=True)
 class Pace:
-    """Means since the last reading."""
+    """One step."""
 
     step_seconds: float
     tokens_per_second: float
@@ -43,27 +43,22 @@ class Pace:
 
 
 class StepClock:
-    """Reads the wall clock between log lines. Time spent outside steps (saving, evaluating) is taken out by `skip`."""
+    """Times steps by the wall clock. The first step after the start or after `pause` is not timed: it compiles, or
+    shares its time with a save or an evaluation."""
 
     def __init__(self, recipe: Recipe, peak: float):
         self._tokens = recipe.tokens_per_step
         self._flops = training_flops_per_token(recipe.model) * recipe.tokens_per_step
         self._peak = peak
-        self._since = time.perf_counter()
-        self._steps = 0
+        self._since: float | None = None
 
-    def skip(self) -> None:
-        """Forget the time since the last reading."""
-        self._since, self._steps = time.perf_counter(), 0
+    def pause(self) -> None:
+        self._since = None
 
-    def step(self) -> None:
-        self._steps += 1
-
-    def read(self) -> Pace | None:
-        """The pace since the last reading, None if no step was made."""
-        if self._steps == 0:
+    def tick(self) -> Pace | None:
+        """The pace of the step that ended now, None if its beginning is not known."""
+        before, self._since = self._since, time.perf_counter()
+        if before is None:
             return None
-        now = time.perf_counter()
-        seconds = (now - self._since) / self._steps
-        self._since, self._steps = now, 0
+        seconds = self._since - before
         return Pace(seconds, self._tokens / seconds, self._flops / seconds / self._peak)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from cli_helpers import run_cli
+
 from equimoe.cli.app import main
 
 

@@ -8,14 +8,18 @@ from pathlib import Path
 import pytest
 from cli_helpers import run_cli
 
+import equimoe
+
 
 @pytest.fixture
 def trained(monkeypatch):
     """The calls that reach the trainer, which is replaced here."""
     calls = []
     loop = importlib.import_module("equimoe.train.loop")
-    monkeypatch.setattr(loop, "train", lambda recipe, run, *, provenance=None: calls.append((recipe, run, provenance)))
-    monkeypatch.setattr(loop, "resume", lambda run: calls.append(run))
+    monkeypatch.setattr(
+        loop, "train_recipe", lambda recipe, run, *, provenance=None: calls.append((recipe, run, provenance))
+    )
+    monkeypatch.setattr(loop, "resume_run", lambda run: calls.append(run))
     return calls
 
 
@@ -134,7 +138,7 @@ def test_ctrl_c_exits_130(cli, monkeypatch):
         raise KeyboardInterrupt
 
     loop = importlib.import_module("equimoe.train.loop")
-    monkeypatch.setattr(loop, "train", interrupted)
+    monkeypatch.setattr(loop, "train_recipe", interrupted)
     code, _, err = cli("train", "tiny")
     assert code == 130
     assert "Traceback" not in err
@@ -144,17 +148,28 @@ def test_sample_hands_over_its_settings(cli, monkeypatch, tmp_path):
     make_run(tmp_path / "runs" / "tiny")
     seen = {}
 
-    def fake(run, text, **settings):
-        seen.update(settings, run=run, text=text)
-        return "Returns the [value]"
+    def fake(model, tokenizer, text, **settings):
+        seen.update(settings, model=model, tokenizer=tokenizer, text=text)
+        return " the [value]"
 
-    generate = importlib.import_module("equimoe.generate")
-    monkeypatch.setattr(generate, "sample_run", fake, raising=False)
+    monkeypatch.setattr(importlib.import_module("equimoe.sampling"), "generate_text", fake)
+    monkeypatch.setattr(
+        importlib.import_module("equimoe.hub.load"), "load", lambda src: (f"model of {src}", "tokenizer")
+    )
+    monkeypatch.delitem(equimoe.__dict__, "load", raising=False)
     code, out, _ = cli(
         "sample", "tiny", "Returns", "--tokens", "8", "--temperature", "0.5", "--top-k", "3", "--seed", "7"
     )
     assert (code, out) == (0, "Returns the [value]\n")
-    assert seen == {"run": Path("runs/tiny"), "text": "Returns", "tokens": 8, "temperature": 0.5, "top_k": 3, "seed": 7}
+    assert seen == {
+        "model": "model of runs/tiny",
+        "tokenizer": "tokenizer",
+        "text": "Returns",
+        "tokens": 8,
+        "temperature": 0.5,
+        "top_k": 3,
+        "seed": 7,
+    }
     assert cli("sample", "tiny", "Returns", "--tokens", "0")[0] == 2
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from equimoe.data.files import aside, remove_stale, write_file
+from equimoe.files import aside, remove_stale, write_file
 
 
 def test_a_failed_write_leaves_the_old_content_and_nothing_else(tmp_path):

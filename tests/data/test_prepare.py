@@ -102,8 +102,8 @@ def test_what_is_not_read_is_reserved_and_counted(text_folder):
     )  # the cap frees nothing for training
     assert 0 < sum(len(t.encode()) for t in read) <= 1000
     by_hash = sorted(held, key=hash_of)
-    assert set(read) == set(by_hash[:len(read)])
-    assert sum(len(t.encode()) for t in by_hash[:len(read) + 1]) > 1000
+    assert set(read) == set(by_hash[: len(read)])
+    assert sum(len(t.encode()) for t in by_hash[: len(read) + 1]) > 1000
     assert capped.record["reserved"] == {
         "documents": len(held) - len(read),
         "text_bytes": everything.heldout.total_text_bytes - capped.heldout.total_text_bytes,

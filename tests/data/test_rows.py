@@ -71,7 +71,7 @@ def test_an_epoch_is_the_stream_cut_into_rows(store):
     rows = Rows(store, 7, seed=3)
     stream, owner = by_hand(rows)
     assert sorted(stream) == list(range(store.token_count))
-    cut = {tuple(stream[i:i + 7]): owner[i:i + 7] for i in range(0, len(stream) - 6, 7)}
+    cut = {tuple(stream[i : i + 7]): owner[i : i + 7] for i in range(0, len(stream) - 6, 7)}
     assert rows.rows_per_epoch == len(cut) > 20
     assert rows.unused_tokens == len(stream) - 7 * len(cut)
     for epoch in range(3):
@@ -105,14 +105,14 @@ def test_epochs_and_seeds_differ(store):
     def orders(seed):
         rows = Rows(store, 7, seed)
         ids = rows.batch(0, 2 * rows.rows_per_epoch).token_ids
-        return ids[:rows.rows_per_epoch].tolist(), ids[rows.rows_per_epoch:].tolist(), rows.order.tolist()
+        return ids[: rows.rows_per_epoch].tolist(), ids[rows.rows_per_epoch :].tolist(), rows.order.tolist()
 
     first, second, documents = orders(0)
     assert first != second
     assert orders(1)[2] != documents
     assert documents != sorted(documents)
     stream = [token for i in documents for token in store.document(i).tolist()]
-    assert first != [stream[i:i + 7] for i in range(0, len(stream) - 6, 7)]  # rows are shuffled too
+    assert first != [stream[i : i + 7] for i in range(0, len(stream) - 6, 7)]  # rows are shuffled too
 
 
 def test_short_data_and_short_rows_are_refused(store):

@@ -39,18 +39,21 @@ def read(path, **settings):
     return list(documents(Data(path=path, **settings)))
 
 
-@pytest.mark.parametrize(("path", "expected"), [
-    ("b.txt", ["bee"]),
-    ("notes.log", ["log"]),
-    (".", ["ay", "bee", "one", "two", "sea", "dee"]),
-    ("*.txt", ["bee"]),
-    ("**/*.txt", ["bee", "dee"]),
-    ("sub", ["sea", "dee"]),
-    ("s*b", ["sea", "dee"]),
-    ("sub, b.txt", ["sea", "dee", "bee"]),
-    (("b.txt", "sub"), ["bee", "sea", "dee"]),
-    ("e.jsonl", ["one", "two"]),
-])
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("b.txt", ["bee"]),
+        ("notes.log", ["log"]),
+        (".", ["ay", "bee", "one", "two", "sea", "dee"]),
+        ("*.txt", ["bee"]),
+        ("**/*.txt", ["bee", "dee"]),
+        ("sub", ["sea", "dee"]),
+        ("s*b", ["sea", "dee"]),
+        ("sub, b.txt", ["sea", "dee", "bee"]),
+        (("b.txt", "sub"), ["bee", "sea", "dee"]),
+        ("e.jsonl", ["one", "two"]),
+    ],
+)
 def test_what_a_path_names(tree, path, expected):
     assert read(path) == expected
 
@@ -117,12 +120,18 @@ def test_bad_files_say_where(tree, name, content, message):
         read(name)
 
 
-@pytest.mark.parametrize(("path", "message"), [
-    ("nowhere.txt", r"data\.path \('nowhere\.txt'\): every element must match a file .* the working folder is .*tree"),
-    ("b.txt,no*.md", r"\('no\*\.md'\): every element must match"),
-    ("", "must name at least one source"),
-    ((), "must name at least one source"),
-])
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (
+            "nowhere.txt",
+            r"data\.path \('nowhere\.txt'\): every element must match a file .* the working folder is .*tree",
+        ),
+        ("b.txt,no*.md", r"\('no\*\.md'\): every element must match"),
+        ("", "must name at least one source"),
+        ((), "must name at least one source"),
+    ],
+)
 def test_paths_that_name_nothing(tree, path, message):
     with pytest.raises(EquimoeError, match=message):
         read(path)

@@ -44,11 +44,14 @@ def test_an_unfinished_store_is_refused(tmp_path):
         TokenStore.open(tmp_path / "s")
 
 
-@pytest.mark.parametrize(("field", "value", "message"), [
-    ("version", 2, r"version must be 1 for this release|\(2\): version must be 1"),
-    ("format", "other", "must say format 'equimoe-token-store'"),
-    ("tokens", 7, r"tokens\.bin must have 14 bytes, it has"),
-])
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("version", 2, r"version must be 1 for this release|\(2\): version must be 1"),
+        ("format", "other", "must say format 'equimoe-token-store'"),
+        ("tokens", 7, r"tokens\.bin must have 14 bytes, it has"),
+    ],
+)
 def test_a_header_that_does_not_fit_is_refused(store, field, value, message):
     header = store.folder / "store.json"
     header.write_text(json.dumps({**store.header, field: value}))

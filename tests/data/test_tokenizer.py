@@ -78,14 +78,16 @@ def _merged(word, left, right):
     i = 0
     while i < len(out) - 1:
         if (out[i], out[i + 1]) == (left, right):
-            out[i:i + 2] = [left + right]
+            out[i : i + 2] = [left + right]
         i += 1
     return tuple(out)
 
 
 def test_training_is_the_same_in_another_process(tokenizer, cache):
-    code = ("import sys; from equimoe.data.tokenizer import train_tokenizer\n"
-            "print(train_tokenizer([sys.argv[1]], 300).sha256, 'jax' in sys.modules)")
+    code = (
+        "import sys; from equimoe.data.tokenizer import train_tokenizer\n"
+        "print(train_tokenizer([sys.argv[1]], 300).sha256, 'jax' in sys.modules)"
+    )
     assert run_python(code, TEXT, cache=cache).stdout.split() == [tokenizer.sha256, "False"]
 
 

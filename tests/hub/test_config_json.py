@@ -25,11 +25,31 @@ def schema1(golden):
 
 def test_schema_2(schema2):
     assert config_from_json(schema2) == ModelConfig(
-        vocab_size=256, hidden_size=64, num_hidden_layers=6, num_attention_heads=4, head_dim=16, local_kv_heads=2,
-        global_kv_heads=1, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, latent_dim=32,
-        num_shared_experts=2, shared_expert_intermediate_size=32, max_position_embeddings=48, sliding_window=16,
-        num_key_value_heads=2, global_every=4, sconv_sites=("k", "v", "attn", "mlp"), sconv_kernel=4, qk_mult=1.3,
-        rope_theta=10_000.0, rms_norm_eps=1e-5, initializer_range=0.0625, rope_fused=True)
+        vocab_size=256,
+        hidden_size=64,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        head_dim=16,
+        local_kv_heads=2,
+        global_kv_heads=1,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        latent_dim=32,
+        num_shared_experts=2,
+        shared_expert_intermediate_size=32,
+        max_position_embeddings=48,
+        sliding_window=16,
+        num_key_value_heads=2,
+        global_every=4,
+        sconv_sites=("k", "v", "attn", "mlp"),
+        sconv_kernel=4,
+        qk_mult=1.3,
+        rope_theta=10_000.0,
+        rms_norm_eps=1e-5,
+        initializer_range=0.0625,
+        rope_fused=True,
+    )
     assert schema_of(schema2) == 2
 
 
@@ -44,10 +64,15 @@ def test_schema_1_means_one_shared_expert_no_latent_no_conv_split_halves(schema1
 
 
 SPELLINGS = {
-    "hidden_size": ["hidden_dim"], "num_hidden_layers": ["num_layers"], "num_attention_heads": ["num_heads"],
-    "num_key_value_heads": ["num_kv_heads"], "head_dim": ["attention_head_dim"],
-    "max_position_embeddings": ["max_seq_len"], "rms_norm_eps": ["layer_norm_eps"],
-    "initializer_range": ["initializer_std"], "num_experts": ["num_local_experts"],
+    "hidden_size": ["hidden_dim"],
+    "num_hidden_layers": ["num_layers"],
+    "num_attention_heads": ["num_heads"],
+    "num_key_value_heads": ["num_kv_heads"],
+    "head_dim": ["attention_head_dim"],
+    "max_position_embeddings": ["max_seq_len"],
+    "rms_norm_eps": ["layer_norm_eps"],
+    "initializer_range": ["initializer_std"],
+    "num_experts": ["num_local_experts"],
     "num_experts_per_tok": ["num_experts_per_token"],
     "moe_intermediate_size": ["intermediate_dim", "intermediate_size"],
     "shared_expert_intermediate_size": ["shared_expert_intermediate_dim"],
@@ -64,8 +89,14 @@ def test_other_spellings(schema2, ours, other):
         config_from_json(schema2 | {other: value * 2, ours: value})
 
 
-@pytest.mark.parametrize("nested", [{"rope": {"theta": 777.0}}, {"rope_parameters": {"rope_theta": 777.0}},
-                                    {"rope_parameters": {"rope_theta": 777.0, "rope_type": "default"}}])
+@pytest.mark.parametrize(
+    "nested",
+    [
+        {"rope": {"theta": 777.0}},
+        {"rope_parameters": {"rope_theta": 777.0}},
+        {"rope_parameters": {"rope_theta": 777.0, "rope_type": "default"}},
+    ],
+)
 def test_nested_rotary_spellings(schema2, nested):
     del schema2["rope_theta"]
     assert config_from_json(schema2 | nested).rope_theta == 777.0
@@ -73,19 +104,22 @@ def test_nested_rotary_spellings(schema2, nested):
         config_from_json(schema2 | nested | {"rope_theta": 1e4})
 
 
-@pytest.mark.parametrize(("extra", "message"), [
-    ({"attention_bias": True}, "attention_bias (True): is not a field of this architecture"),
-    ({"rope_scaling": {"factor": 2}}, "rope_scaling ({'factor': 2}): is not a field"),
-    ({"rope_parameters": {"factor": 8.0}}, "rope_parameters.factor (8.0): is not supported"),
-    ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.rope_type ('yarn'): must be 'default'"),
-    ({"tie_word_embeddings": True}, "tie_word_embeddings (True): must be False"),
-    ({"grugmoe_attention_mode": "test"}, "grugmoe_attention_mode ('test'): must be 'production'"),
-    ({"disable_pko": False}, "disable_pko (False): must be True"),
-    ({"disable_long_rope": False}, "disable_long_rope (False): must be True"),
-    ({"disable_pko": 1}, "disable_pko (1): must be True"),
-    ({"model_type": "llama"}, "model_type ('llama'): must be 'grug_moe'"),
-    ({"sconv": True, "sconv_sites": []}, "sconv (True): needs sconv_sites"),
-])
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"attention_bias": True}, "attention_bias (True): is not a field of this architecture"),
+        ({"rope_scaling": {"factor": 2}}, "rope_scaling ({'factor': 2}): is not a field"),
+        ({"rope_parameters": {"factor": 8.0}}, "rope_parameters.factor (8.0): is not supported"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.rope_type ('yarn'): must be 'default'"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings (True): must be False"),
+        ({"grugmoe_attention_mode": "test"}, "grugmoe_attention_mode ('test'): must be 'production'"),
+        ({"disable_pko": False}, "disable_pko (False): must be True"),
+        ({"disable_long_rope": False}, "disable_long_rope (False): must be True"),
+        ({"disable_pko": 1}, "disable_pko (1): must be True"),
+        ({"model_type": "llama"}, "model_type ('llama'): must be 'grug_moe'"),
+        ({"sconv": True, "sconv_sites": []}, "sconv (True): needs sconv_sites"),
+    ],
+)
 def test_what_is_not_understood_is_refused_by_name(schema2, extra, message):
     with pytest.raises(EquimoeError) as caught:
         config_from_json(schema2 | extra)
@@ -167,6 +201,14 @@ def test_what_is_written_reads_back_the_same(name):
 
 
 def test_odd_models_read_back_the_same_too():
-    odd = dataclasses.replace(preset("tiny"), latent_dim=None, sconv_sites=(), num_shared_experts=0, rope_fused=False,
-                              qk_mult_long_scale=0.5, gated_norm_rank=8, global_every=3)
+    odd = dataclasses.replace(
+        preset("tiny"),
+        latent_dim=None,
+        sconv_sites=(),
+        num_shared_experts=0,
+        rope_fused=False,
+        qk_mult_long_scale=0.5,
+        gated_norm_rank=8,
+        global_every=3,
+    )
     assert config_from_json(config_to_json(odd)) == odd

@@ -80,7 +80,9 @@ def test_schema_1_names_its_one_shared_expert_without_a_number(golden):
     config = goldens.read_config(golden, "config_E_schema1.json")
     weight = describe(config)["blocks.moe.shared.gate"]
     assert [s.name for s in slots(weight, schema=1, stacked_experts=True)][:2] == [
-        "model.layers.0.shared_expert.gate_proj.weight", "model.layers.1.shared_expert.gate_proj.weight"]
+        "model.layers.0.shared_expert.gate_proj.weight",
+        "model.layers.1.shared_expert.gate_proj.weight",
+    ]
     numbered = next(slots(weight, schema=2, stacked_experts=True))
     assert numbered.name == "model.layers.0.shared_experts.0.gate_proj.weight"
 
@@ -130,9 +132,12 @@ def test_missing_unexpected_and_misshapen_tensors_are_listed_at_once(config, sta
         read(tmp_path, config)
     text = str(caught.value)
     assert "weights, 4 problems" in text
-    for line in ("model.norm.weight (None): is missing", "model.layers.0.self_attn.q_norm.weight (None): is unexpected",
-                 "model.layers.1.self_attn.k_proj.weight ([64, 32]): must have shape [32, 64]",
-                 "lm_head.weight ('object'): must be float32, float16 or bfloat16"):
+    for line in (
+        "model.norm.weight (None): is missing",
+        "model.layers.0.self_attn.q_norm.weight (None): is unexpected",
+        "model.layers.1.self_attn.k_proj.weight ([64, 32]): must have shape [32, 64]",
+        "lm_head.weight ('object'): must be float32, float16 or bfloat16",
+    ):
         assert line in text
 
 

@@ -23,10 +23,23 @@ def config(**changes):
     from equimoe.config import ModelConfig
 
     sizes = dict(
-        vocab_size=31, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, head_dim=8, local_kv_heads=2,
-        global_kv_heads=1, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=10, latent_dim=14,
-        num_shared_experts=2, shared_expert_intermediate_size=9, max_position_embeddings=40, sliding_window=5,
-        gated_norm_rank=7)
+        vocab_size=31,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        head_dim=8,
+        local_kv_heads=2,
+        global_kv_heads=1,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=10,
+        latent_dim=14,
+        num_shared_experts=2,
+        shared_expert_intermediate_size=9,
+        max_position_embeddings=40,
+        sliding_window=5,
+        gated_norm_rank=7,
+    )
     return ModelConfig(**(sizes | changes))
 
 
@@ -36,7 +49,7 @@ def rows(*lengths_per_row, positions):
     for row, runs in zip(out, lengths_per_row, strict=True):
         at = 0
         for document, length in runs:
-            row[at:at + length] = document
+            row[at : at + length] = document
             at += length
     return out
 
@@ -44,31 +57,95 @@ def rows(*lengths_per_row, positions):
 # name -> (config, segment ids [B, S])
 CASES = {
     "one position, one layer, no latent, no conv, K=1": lambda: (
-        config(num_hidden_layers=1, vocab_size=257, num_experts=5, num_experts_per_tok=1, num_shared_experts=1,
-               sconv_sites=(), latent_dim=None, num_attention_heads=1, local_kv_heads=1),
-        np.asarray([[0], [-1], [3]], np.int32)),
+        config(
+            num_hidden_layers=1,
+            vocab_size=257,
+            num_experts=5,
+            num_experts_per_tok=1,
+            num_shared_experts=1,
+            sconv_sites=(),
+            latent_dim=None,
+            num_attention_heads=1,
+            local_kv_heads=1,
+        ),
+        np.asarray([[0], [-1], [3]], np.int32),
+    ),
     "all layers global, fewer heads than stored, kernel 5, K=E-1, padding in front": lambda: (
-        config(global_every=1, num_attention_heads=8, local_kv_heads=1, global_kv_heads=2, num_key_value_heads=4,
-               head_dim=4, sconv_kernel=5, sconv_sites=("k", "v", "attn", "mlp"), num_shared_experts=3,
-               num_experts_per_tok=5, qk_mult=1.1, qk_mult_long_scale=0.7),
-        rows([(-1, 4), (0, 9), (1, 6)], positions=19)),
+        config(
+            global_every=1,
+            num_attention_heads=8,
+            local_kv_heads=1,
+            global_kv_heads=2,
+            num_key_value_heads=4,
+            head_dim=4,
+            sconv_kernel=5,
+            sconv_sites=("k", "v", "attn", "mlp"),
+            num_shared_experts=3,
+            num_experts_per_tok=5,
+            qk_mult=1.1,
+            qk_mult_long_scale=0.7,
+        ),
+        rows([(-1, 4), (0, 9), (1, 6)], positions=19),
+    ),
     "global heads over local, every third global, kernel 2, v conv only, split halves, padding inside": lambda: (
-        config(num_hidden_layers=3, global_every=3, local_kv_heads=1, global_kv_heads=2, sconv_kernel=2,
-               sconv_sites=("v",), rope_fused=False, vocab_size=257, num_experts=7, rope_theta=500.0),
-        rows([(0, 10), (-1, 4), (1, 9)], [(5, 23)], positions=23)),
+        config(
+            num_hidden_layers=3,
+            global_every=3,
+            local_kv_heads=1,
+            global_kv_heads=2,
+            sconv_kernel=2,
+            sconv_sites=("v",),
+            rope_fused=False,
+            vocab_size=257,
+            num_experts=7,
+            rope_theta=500.0,
+        ),
+        rows([(0, 10), (-1, 4), (1, 9)], [(5, 23)], positions=23),
+    ),
     "window 1, no shared expert, no latent, a row of padding": lambda: (
-        config(sliding_window=1, sconv_sites=("attn", "mlp"), latent_dim=None, num_shared_experts=0, num_experts=3,
-               num_experts_per_tok=1, qk_mult_long_scale=1.5, rms_norm_eps=1e-3),
-        rows([(0, 13)], [], [(1, 4), (0, 5)], positions=13)),
+        config(
+            sliding_window=1,
+            sconv_sites=("attn", "mlp"),
+            latent_dim=None,
+            num_shared_experts=0,
+            num_experts=3,
+            num_experts_per_tok=1,
+            qk_mult_long_scale=1.5,
+            rms_norm_eps=1e-3,
+        ),
+        rows([(0, 13)], [], [(1, 4), (0, 5)], positions=13),
+    ),
     "window over the row, stored heads over both, split halves, padding behind": lambda: (
-        config(num_hidden_layers=4, global_every=2, num_attention_heads=8, local_kv_heads=2, global_kv_heads=1,
-               num_key_value_heads=4, sliding_window=64, sconv_sites=("k", "v"), sconv_kernel=5, rope_fused=False,
-               num_experts=12, num_experts_per_tok=4, num_shared_experts=1, latent_dim=24),
-        rows([(2, 3), (7, 8)], [(0, 6)], positions=11)),
+        config(
+            num_hidden_layers=4,
+            global_every=2,
+            num_attention_heads=8,
+            local_kv_heads=2,
+            global_kv_heads=1,
+            num_key_value_heads=4,
+            sliding_window=64,
+            sconv_sites=("k", "v"),
+            sconv_kernel=5,
+            rope_fused=False,
+            num_experts=12,
+            num_experts_per_tok=4,
+            num_shared_experts=1,
+            latent_dim=24,
+        ),
+        rows([(2, 3), (7, 8)], [(0, 6)], positions=11),
+    ),
     "kernel over the row, two experts, documents of one token": lambda: (
-        config(sconv_kernel=5, num_experts=2, num_experts_per_tok=1, num_shared_experts=3, head_dim=12,
-               sconv_sites=("k", "mlp"), sliding_window=2),
-        np.asarray([[0, 1, 1], [0, 1, 2], [4, 4, 4], [0, 0, -1]], np.int32)),
+        config(
+            sconv_kernel=5,
+            num_experts=2,
+            num_experts_per_tok=1,
+            num_shared_experts=3,
+            head_dim=12,
+            sconv_sites=("k", "mlp"),
+            sliding_window=2,
+        ),
+        np.asarray([[0, 1, 1], [0, 1, 2], [4, 4, 4], [0, 0, -1]], np.int32),
+    ),
 }
 
 
@@ -100,8 +177,11 @@ def by_disk_name(config, weights):
     from equimoe.hub.tensors import slots
     from equimoe.weights import describe
 
-    return {slot.name: np.swapaxes(weights[path][slot.index], -1, -2) if slot.transposed else weights[path][slot.index]
-            for path, weight in describe(config).items() for slot in slots(weight, schema=2, stacked_experts=False)}
+    return {
+        slot.name: np.swapaxes(weights[path][slot.index], -1, -2) if slot.transposed else weights[path][slot.index]
+        for path, weight in describe(config).items()
+        for slot in slots(weight, schema=2, stacked_experts=False)
+    }
 
 
 @cache

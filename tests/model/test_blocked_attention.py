@@ -77,14 +77,17 @@ def test_scores_out_of_float_range_of_exp_do_not_overflow():
 #   6              5              3              5              6
 #
 # The first query of block 2 is position 32; with window 18 its oldest key is 32 - 17 = 15, the last of block 0.
-@pytest.mark.parametrize(("window", "expected"), [
-    (None, [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]),
-    (5, [(0, 0), (1, 0), (1, 1), (2, 1), (2, 2)]),
-    (1, [(0, 0), (1, 1), (2, 2)]),
-    (17, [(0, 0), (1, 0), (1, 1), (2, 1), (2, 2)]),
-    (18, [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]),
-    (64, [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]),
-])
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        (None, [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]),
+        (5, [(0, 0), (1, 0), (1, 1), (2, 1), (2, 2)]),
+        (1, [(0, 0), (1, 1), (2, 2)]),
+        (17, [(0, 0), (1, 0), (1, 1), (2, 1), (2, 2)]),
+        (18, [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]),
+        (64, [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]),
+    ],
+)
 def test_block_pairs(window, expected):
     assert [tuple(pair) for pair in block_pairs(POSITIONS, BLOCK, window)] == expected
 
@@ -98,7 +101,11 @@ def test_block_pairs_of_the_hero():
 @pytest.mark.parametrize("positions", [1, 7, 8, 9, 24])
 @pytest.mark.parametrize("window", [None, 1, 2, 7, 8, 9, 100])
 def test_block_pairs_are_exactly_the_blocks_with_work(positions, window):
-    needed = {(q // 8, k // 8) for q in range(-(-positions // 8) * 8) for k in range(q + 1)
-              if window is None or k > q - window}
+    needed = {
+        (q // 8, k // 8)
+        for q in range(-(-positions // 8) * 8)
+        for k in range(q + 1)
+        if window is None or k > q - window
+    }
     pairs = [tuple(pair) for pair in block_pairs(positions, 8, window).tolist()]
     assert len(pairs) == len(set(pairs)) and set(pairs) == needed

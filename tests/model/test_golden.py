@@ -184,7 +184,8 @@ def test_a_batch_without_any_weight_has_loss_zero_and_gradient_zero(golden):
     tokens, padded, weight = inputs(golden, "padded")
     for segments in (padded, jnp.full_like(padded, -1)):  # the second: nothing but padding
         (value, terms), gradients = loss_and_gradients()(
-            model_b_with_identity_v(golden), tokens, segments, jnp.zeros_like(weight))
+            model_b_with_identity_v(golden), tokens, segments, jnp.zeros_like(weight)
+        )
         assert (float(value), float(terms.weight)) == (0.0, 0.0)
         assert all(not np.any(g) for g in jax.tree.leaves(gradients)), "zero, and no NaN"
     np.testing.assert_array_equal(terms.layers.routing.load, np.zeros((6, 8)))
@@ -193,8 +194,7 @@ def test_a_batch_without_any_weight_has_loss_zero_and_gradient_zero(golden):
 
 def test_only_the_proportion_of_loss_weights_counts(golden):
     tokens, segments, weight = inputs(golden, "packed")
-    (value, _), _ = loss_and_gradients()(
-        model_b_with_identity_v(golden), tokens, segments, weight * jnp.float32(0.125))
+    (value, _), _ = loss_and_gradients()(model_b_with_identity_v(golden), tokens, segments, weight * jnp.float32(0.125))
     assert worst(value, loss_b(golden, "packed")[0][0]) <= 1e-6
 
 
@@ -241,7 +241,8 @@ def test_forward_d(golden, mask):
 def test_gradients_d(golden):
     model, tensors = golden_d(golden)
     (value, _), gradients = loss_and_gradients()(
-        model, *(jnp.asarray(tensors[name]) for name in ("token_ids", "segment_ids", "packed.loss_weight")))
+        model, *(jnp.asarray(tensors[name]) for name in ("token_ids", "segment_ids", "packed.loss_weight"))
+    )
     assert worst(value, tensors["packed.ce_mean_plus_z1e-4"][0]) <= FORWARD
     expected = goldens.with_prefix(tensors, "grad.") | goldens.zero_router_bias(model.config)
     assert_gradients(gradients, goldens.by_path(model.config, expected))

@@ -15,8 +15,9 @@ from equimoe.model.short_conv import short_conv
 from equimoe.presets import derive
 from equimoe.weights import describe
 
-CONFIG = derive(64, layers=3, head_dim=16, experts=6, experts_per_token=2, vocabulary=101, row_tokens=16,
-                gated_norm_rank=24)
+CONFIG = derive(
+    64, layers=3, head_dim=16, experts=6, experts_per_token=2, vocabulary=101, row_tokens=16, gated_norm_rank=24
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,8 @@ def test_every_tensor_of_the_table_is_there_in_its_shape_and_order(leaves):
     table = describe(CONFIG)
     assert list(leaves) == list(table)
     assert {p: (a.shape, a.dtype.name) for p, a in leaves.items()} == {
-        p: (w.shape, "float32") for p, w in table.items()}
+        p: (w.shape, "float32") for p, w in table.items()
+    }
 
 
 def test_which_tensor_has_which_initialiser():

@@ -52,10 +52,23 @@ def shapes():
     from equimoe.objectives.language_model import loss_and_terms
 
     config = ModelConfig(
-        vocab_size=V, hidden_size=24, num_hidden_layers=LAYERS, num_attention_heads=4, head_dim=8, local_kv_heads=2,
-        global_kv_heads=1, num_experts=E, num_experts_per_tok=K, moe_intermediate_size=10, latent_dim=14,
-        num_shared_experts=2, shared_expert_intermediate_size=9, max_position_embeddings=S, sliding_window=600,
-        gated_norm_rank=7)
+        vocab_size=V,
+        hidden_size=24,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        head_dim=8,
+        local_kv_heads=2,
+        global_kv_heads=1,
+        num_experts=E,
+        num_experts_per_tok=K,
+        moe_intermediate_size=10,
+        latent_dim=14,
+        num_shared_experts=2,
+        shared_expert_intermediate_size=9,
+        max_position_embeddings=S,
+        sliding_window=600,
+        gated_norm_rank=7,
+    )
     tokens = jax.ShapeDtypeStruct((B, S), jnp.int32)
     with strict():
         gradient = jax.value_and_grad(loss_and_terms, has_aux=True)

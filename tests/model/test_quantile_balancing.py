@@ -18,14 +18,19 @@ topk = jax.jit(topk_betas, static_argnums=3)
 def case(tokens, experts, seed=0, padding=0.0):
     rng = np.random.default_rng(seed)
     logits = rng.standard_normal((tokens, experts)).astype(np.float32)
-    return jnp.asarray(logits), jnp.asarray(rng.standard_normal(tokens).astype(np.float32)), jnp.asarray(
-        rng.random(tokens) >= padding)
+    return (
+        jnp.asarray(logits),
+        jnp.asarray(rng.standard_normal(tokens).astype(np.float32)),
+        jnp.asarray(rng.random(tokens) >= padding),
+    )
 
 
 # (42, 7, 2), (96, 6, 2), (63, 9, 4) and (30, 12, 6): T*K/E is whole and E no power of two. A target that comes out as
 # 12.000001 misses the bin that reaches 12 and lands one order statistic off.
-@pytest.mark.parametrize(("tokens", "experts", "k"), [
-    (42, 7, 2), (96, 6, 2), (63, 9, 4), (30, 12, 6), (41, 7, 2), (1, 3, 1), (2, 5, 4), (64, 8, 2)])
+@pytest.mark.parametrize(
+    ("tokens", "experts", "k"),
+    [(42, 7, 2), (96, 6, 2), (63, 9, 4), (30, 12, 6), (41, 7, 2), (1, 3, 1), (2, 5, 4), (64, 8, 2)],
+)
 def test_histogram_equals_numpy(tokens, experts, k):
     bins = 10_000 if tokens != 63 else 7
     logits, alpha, valid = case(tokens, experts)
@@ -66,8 +71,13 @@ def test_no_valid_token_gives_zero_and_equal_margins_their_value():
 @pytest.mark.parametrize(("tokens", "experts", "k"), [(41, 7, 2), (42, 7, 2), (1, 3, 1), (3, 8, 1)])
 def test_topk_equals_numpy(tokens, experts, k):
     logits, alpha, valid = case(tokens, experts)
-    assert worst(topk(logits, alpha, valid, k), reference.topk_betas(
-        np.asarray(logits), np.asarray(alpha), np.asarray(valid), k)) == 0.0
+    assert (
+        worst(
+            topk(logits, alpha, valid, k),
+            reference.topk_betas(np.asarray(logits), np.asarray(alpha), np.asarray(valid), k),
+        )
+        == 0.0
+    )
 
 
 def test_the_bias_is_minus_the_centred_betas():

@@ -34,18 +34,24 @@ def start(golden):
     tensors = goldens.read(golden, "inputs.safetensors")
     reference = json.loads((golden / "optimizer_config.json").read_text())
     hp = reference["hp"]
-    rates = optim.Rates(muonh_lr=hp["learning_rate"], adam_lr=hp["adam_lr"], beta1=hp["beta1"], beta2=hp["beta2"],
-                        epsilon=hp["epsilon"])
-    return (goldens.assembled(config, goldens.read(golden, "weights.safetensors")), tensors, rates,
-            reference["num_train_steps"])
+    rates = optim.Rates(
+        muonh_lr=hp["learning_rate"], adam_lr=hp["adam_lr"], beta1=hp["beta1"], beta2=hp["beta2"], epsilon=hp["epsilon"]
+    )
+    return (
+        goldens.assembled(config, goldens.read(golden, "weights.safetensors")),
+        tensors,
+        rates,
+        reference["num_train_steps"],
+    )
 
 
 @cache
 def three_steps(golden, decay=0.0):
     """Per step: parameters by path after it, the bias used in it, loss, terms."""
     model, tensors, rates, total = start(golden)
-    optimizer = optim.make(model.config, rates, steps=total, constant=True, newton_schulz_dtype=jnp.float32,
-                           gate_router_decay=decay)
+    optimizer = optim.make(
+        model.config, rates, steps=total, constant=True, newton_schulz_dtype=jnp.float32, gate_router_decay=decay
+    )
     state, betas = optimizer.init(model), jnp.asarray(tensors["pending_qb_beta0"])
     update = jax.jit(lambda g, s, m: (lambda u, s: (optax.apply_updates(m, u), s))(*optimizer.update(g, s, m)))
     record = []
@@ -53,8 +59,11 @@ def three_steps(golden, decay=0.0):
         with strict():
             model = eqx.tree_at(lambda m: m.blocks.moe.router.bias, model, bias_from_betas(betas))
             (loss, terms), gradients = loss_and_gradients()(
-                model, jnp.asarray(tokens), jnp.asarray(tensors["segment_ids.packed"]),
-                jnp.asarray(tensors["loss_weight.packed"]))
+                model,
+                jnp.asarray(tokens),
+                jnp.asarray(tensors["segment_ids.packed"]),
+                jnp.asarray(tensors["loss_weight.packed"]),
+            )
         model, state = update(gradients, state, model)
         betas = terms.layers.beta
         record.append((leaves_by_path(model), loss, terms, gradients))
@@ -129,8 +138,13 @@ def test_a_step_with_bfloat16_newton_schulz_stays_within_the_golden_spread(golde
     config = model.config
     float32 = goldens.by_path(config, goldens.read(golden, "params_after1_ns_fp32.safetensors"))
     scaled = goldens.by_path(config, goldens.read(golden, "params_after1_ns_bf16_minus_fp32_x1024.safetensors"))
-    paths = ["blocks.attention.w_q", "blocks.attention.w_k", "blocks.moe.experts.down", "blocks.moe.latent.up",
-             "final_norm.up"]
+    paths = [
+        "blocks.attention.w_q",
+        "blocks.attention.w_k",
+        "blocks.moe.experts.down",
+        "blocks.moe.latent.up",
+        "final_norm.up",
+    ]
     assert all(describe(config)[p].group == "muonh" for p in paths)
     optimizer = optim.muonh(rates.muonh_lr)  # bfloat16 is its default
     before = {p: leaves_by_path(model)[p] for p in paths}

@@ -19,28 +19,57 @@ from equimoe.model.init import assemble, leaves_by_path
 from equimoe.weights import describe
 
 CONFIG = ModelConfig(
-    vocab_size=17, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, head_dim=4, local_kv_heads=1,
-    global_kv_heads=1, num_experts=3, num_experts_per_tok=1, moe_intermediate_size=4, latent_dim=6,
-    num_shared_experts=2, shared_expert_intermediate_size=5, max_position_embeddings=8, sliding_window=4,
-    gated_norm_rank=3, sconv_sites=("k", "v", "attn", "mlp"))
+    vocab_size=17,
+    hidden_size=8,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    head_dim=4,
+    local_kv_heads=1,
+    global_kv_heads=1,
+    num_experts=3,
+    num_experts_per_tok=1,
+    moe_intermediate_size=4,
+    latent_dim=6,
+    num_shared_experts=2,
+    shared_expert_intermediate_size=5,
+    max_position_embeddings=8,
+    sliding_window=4,
+    gated_norm_rank=3,
+    sconv_sites=("k", "v", "attn", "mlp"),
+)
 
 # Our path -> the reference's name of the same tensor in optimizer_config.json.
 NORM = {"gain": "{norm}.weight", "down": "{gate}.w_down", "up": "{gate}.w_up"}
-NORMS = {"embed.norm": ("embed_norm", "embed_gated_norm"), "final_norm": ("final_norm", "final_gated_norm"),
-         "blocks.attention_norm": ("stacked_blocks.stacked.rms_attn", "stacked_blocks.stacked.attn_gated_norm"),
-         "blocks.moe_norm": ("stacked_blocks.stacked.rms_mlp", "stacked_blocks.stacked.mlp_gated_norm")}
-NAMES = {f"{path}.{leaf}": name.format(norm=norm, gate=gate)
-         for path, (norm, gate) in NORMS.items() for leaf, name in NORM.items()}
+NORMS = {
+    "embed.norm": ("embed_norm", "embed_gated_norm"),
+    "final_norm": ("final_norm", "final_gated_norm"),
+    "blocks.attention_norm": ("stacked_blocks.stacked.rms_attn", "stacked_blocks.stacked.attn_gated_norm"),
+    "blocks.moe_norm": ("stacked_blocks.stacked.rms_mlp", "stacked_blocks.stacked.mlp_gated_norm"),
+}
+NAMES = {
+    f"{path}.{leaf}": name.format(norm=norm, gate=gate)
+    for path, (norm, gate) in NORMS.items()
+    for leaf, name in NORM.items()
+}
 NAMES |= {"embed.table": "token_embed", "lm_head": "output_proj"}
-NAMES |= {f"blocks.{ours}": f"stacked_blocks.stacked.{theirs}" for ours, theirs in {
-    **{f"attention.{w}": f"attn.{w}" for w in ("w_q", "w_k", "w_v", "w_o")},
-    "attention.gate": "attn.attn_gate", "attention.conv_k": "attn.sconv_k.weight",
-    "attention.conv_v": "attn.sconv_v.weight", "attention.conv_out": "sconv_attn.weight",
-    "moe.router.weight": "mlp.router", "moe.router.bias": "mlp.router_bias", "moe.latent.down": "mlp.w_latent_down",
-    "moe.latent.gain": "mlp.latent_norm.weight", "moe.latent.up": "mlp.w_latent_up",
-    "moe.conv_out": "sconv_mlp.weight",
-    **{f"moe.experts.{w}": f"mlp.expert_mlp.w_{w}" for w in ("gate", "up", "down")},
-    **{f"moe.shared.{w}": f"shared.0.w_{w}" for w in ("gate", "up", "down")}}.items()}
+NAMES |= {
+    f"blocks.{ours}": f"stacked_blocks.stacked.{theirs}"
+    for ours, theirs in {
+        **{f"attention.{w}": f"attn.{w}" for w in ("w_q", "w_k", "w_v", "w_o")},
+        "attention.gate": "attn.attn_gate",
+        "attention.conv_k": "attn.sconv_k.weight",
+        "attention.conv_v": "attn.sconv_v.weight",
+        "attention.conv_out": "sconv_attn.weight",
+        "moe.router.weight": "mlp.router",
+        "moe.router.bias": "mlp.router_bias",
+        "moe.latent.down": "mlp.w_latent_down",
+        "moe.latent.gain": "mlp.latent_norm.weight",
+        "moe.latent.up": "mlp.w_latent_up",
+        "moe.conv_out": "sconv_mlp.weight",
+        **{f"moe.experts.{w}": f"mlp.expert_mlp.w_{w}" for w in ("gate", "up", "down")},
+        **{f"moe.shared.{w}": f"shared.0.w_{w}" for w in ("gate", "up", "down")},
+    }.items()
+}
 
 
 def test_every_group_is_the_reference_runs(golden):
@@ -69,8 +98,9 @@ def test_the_defaults_are_the_reference_runs(golden):
 def model_and_gradients(seed=0):
     def tree(seed):
         rng = np.random.default_rng(seed)
-        return assemble(CONFIG, {p: jnp.asarray(rng.standard_normal(w.shape), jnp.float32)
-                                 for p, w in describe(CONFIG).items()})
+        return assemble(
+            CONFIG, {p: jnp.asarray(rng.standard_normal(w.shape), jnp.float32) for p, w in describe(CONFIG).items()}
+        )
 
     return tree(seed), [tree(seed + i) for i in (1, 2)]
 

@@ -22,6 +22,7 @@ def draw(seed, shape=SHAPE):
 
 def on_sphere(w, u, rate):
     """W' = W - rate * U * |W| / |U|, back to |W|; each matrix by itself."""
+
     def norm(x):
         return np.sqrt((x**2).sum(axis=(-2, -1), keepdims=True))
 

@@ -22,8 +22,9 @@ def numbers(golden):
 
 
 def rates_of(run):
-    return rates_from_budget(tokens_per_batch=run["tokens_per_batch"], total_tokens=int(run["tokens"]),
-                             hidden_size=run["hidden"])
+    return rates_from_budget(
+        tokens_per_batch=run["tokens_per_batch"], total_tokens=int(run["tokens"]), hidden_size=run["hidden"]
+    )
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -58,8 +59,10 @@ def test_schedule_in_closed_form_on_python_ints(numbers):
 def test_schedule_in_float32_under_jit(numbers, kind):
     """Within float32 rounding of the reference's own float32 schedule (its order of operations differs)."""
     short, hero, run = numbers["lr_schedule_1000"], numbers["lr_schedule_hero"], numbers["heuristic_hero_d6144"]
-    for table, peak, steps in ((short, {"muonh_lr": 0.02, "adam_lr": 0.004}[kind], 1000),
-                               (hero, run[kind], hero["num_train_steps"])):
+    for table, peak, steps in (
+        (short, {"muonh_lr": 0.02, "adam_lr": 0.004}[kind], 1000),
+        (hero, run[kind], hero["num_train_steps"]),
+    ):
         rates = jax.jit(warmup_then_linear(peak, steps))(jnp.asarray(table["steps"], jnp.int32))
         assert rates.dtype == jnp.float32
         assert np.abs(np.asarray(rates) - np.asarray(table[kind])).max() <= 2e-7 * peak

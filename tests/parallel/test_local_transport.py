@@ -26,9 +26,9 @@ def _strict(strict_numerics):
 def test_plan_by_hand():
     """4 tokens, 2 of 3 experts, token 2 is padding; blocks of 8 rows, 8 // 8 + 3 = 4 blocks, 32 slots.
 
-        token 0 -> 2, 0      expert 0: t0k1, t3k0     block 0, slots 0 and 1
-        token 1 -> 2, 1      expert 1: t1k1           block 1, slot 8
-        token 3 -> 0, 2      expert 2: t0k0 t1k0 t3k1 block 2, slots 16, 17, 18;  block 3 is unused
+    token 0 -> 2, 0      expert 0: t0k1, t3k0     block 0, slots 0 and 1
+    token 1 -> 2, 1      expert 1: t1k1           block 1, slot 8
+    token 3 -> 0, 2      expert 2: t0k0 t1k0 t3k1 block 2, slots 16, 17, 18;  block 3 is unused
     """
     selected = jnp.asarray([[2, 0], [2, 1], [1, 0], [0, 2]], jnp.int32)
     plan = plan_of(selected, jnp.asarray([True, True, False, True]), 3)
@@ -51,7 +51,9 @@ def test_block_rows_follow_the_load():
 
 ROUTINGS = {
     "random, a third padding": lambda rng: (
-        np.stack([rng.permutation(EXPERTS)[:K] for _ in range(TOKENS)]), rng.random(TOKENS) > 0.33),
+        np.stack([rng.permutation(EXPERTS)[:K] for _ in range(TOKENS)]),
+        rng.random(TOKENS) > 0.33,
+    ),
     "all tokens on the same two experts": lambda rng: (np.tile([3, 1], (TOKENS, 1)), np.ones(TOKENS, bool)),
     "one real token": lambda rng: (np.tile([4, 0], (TOKENS, 1)), np.arange(TOKENS) == 17),
     "padding only": lambda rng: (np.tile([0, 1], (TOKENS, 1)), np.zeros(TOKENS, bool)),
@@ -103,8 +105,14 @@ def test_equals_dense_experts_in_values_and_gradients(routing, form, compiled, m
 
     selected, valid = ROUTINGS[routing](rng)
     experts = Experts(gate=draw(EXPERTS, WIDE, INNER), up=draw(EXPERTS, WIDE, INNER), down=draw(EXPERTS, INNER, WIDE))
-    ours, expected = compiled(form)(draw(TOKENS, WIDE), draw(TOKENS, K), experts, jnp.asarray(selected, jnp.int32),
-                                    jnp.asarray(valid), draw(TOKENS, WIDE))
+    ours, expected = compiled(form)(
+        draw(TOKENS, WIDE),
+        draw(TOKENS, K),
+        experts,
+        jnp.asarray(selected, jnp.int32),
+        jnp.asarray(valid),
+        draw(TOKENS, WIDE),
+    )
     assert np.any(expected[0]) == valid.any()
     for name, a, b in zip(("y", "d_x", "d_weights", "d_gate", "d_up", "d_down"), ours, expected, strict=True):
         assert worst(a, b) <= 1e-5 * max(1.0, np.abs(b).max()), name

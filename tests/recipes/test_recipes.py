@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from equimoe.presets import preset
-from equimoe.resolve import packaged_recipes, resolve
+from equimoe.recipe.resolve import packaged_recipes, resolve
 
 
 @pytest.mark.parametrize("name", packaged_recipes())

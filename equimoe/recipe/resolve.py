@@ -24,10 +24,10 @@ from typing import Any
 
 from equimoe.config import ModelConfig
 from equimoe.errors import EquimoeError, Problems
-from equimoe.fields import leaf_types, nearest, parse, record_from_dict, words
 from equimoe.presets import PRESETS, derive, preset
 from equimoe.recipe import Recipe
-from equimoe.recipe_json import new_provenance, refuse_secrets
+from equimoe.recipe.fields import leaf_types, nearest, parse, record_from_dict, words
+from equimoe.recipe.recipe_json import new_provenance, refuse_secrets
 
 __all__ = ["RecipeLine", "Resolved", "copy_recipe", "list_recipes", "packaged_recipes", "resolve", "resolve_model"]
 

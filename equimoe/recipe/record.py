@@ -1,7 +1,7 @@
 """What a training run is, as one typed record: model, data, optimizer, schedule, evaluation, checkpoints.
 
 A recipe file defines `def recipe(**arguments) -> equimoe.Recipe`; the command line resolves it (see
-`equimoe.resolve`), the trainer runs it, `show` prints it, `recipe.json` in the run folder keeps it.
+`equimoe.recipe.resolve`), the trainer runs it, `show` prints it, `recipe.json` in the run folder keeps it.
 Everything here is plain Python: reading or checking a recipe imports no JAX.
 """
 
@@ -18,7 +18,7 @@ __all__ = ["Checkpoints", "Data", "Evaluation", "Mesh", "Optimizer", "Recipe", "
 
 @dataclass(frozen=True)
 class Data:
-    """What to train on. `path` is `embedded`, or files, globs or folders of text and JSONL (comma-separated or a tuple).
+    """What to train on. `path`: `embedded`, or files, globs or folders of text and JSONL (comma-separated or a tuple).
 
     None: the recipe names no data, and training is refused until `data.path` is given.
     """
@@ -99,22 +99,66 @@ class Recipe:
     def __post_init__(self) -> None:
         problems = Problems(f"recipe {self.name!r}")
         s, o, d = self.schedule, self.optimizer, self.data
-        problems.require(bool(self.name) and "/" not in self.name and self.name not in (".", ".."), "name", self.name,
-                         "must be a plain folder name", "use letters, digits, - and _")
-        for owner, names in ((s, ("steps", "batch_sequences")), (self.evaluation, ("every_steps",)),
-                             (self.checkpoints, ("every_steps", "keep")), (o, ("newton_schulz_steps", "quantile_balancing_bins"))):
+        problems.require(
+            bool(self.name) and "/" not in self.name and self.name not in (".", ".."),
+            "name",
+            self.name,
+            "must be a plain folder name",
+            "use letters, digits, - and _",
+        )
+        for owner, names in (
+            (s, ("steps", "batch_sequences")),
+            (self.evaluation, ("every_steps",)),
+            (self.checkpoints, ("every_steps", "keep")),
+            (o, ("newton_schulz_steps", "quantile_balancing_bins")),
+        ):
             for n in names:
-                problems.require(getattr(owner, n) >= 1, n, getattr(owner, n), "must be at least 1", "use a positive number")
-        problems.require(0 <= s.warmup_fraction < 1, "schedule.warmup_fraction", s.warmup_fraction, "must be in [0, 1)", "the hero uses 0.01")
-        problems.require(0 <= s.final_fraction <= 1, "schedule.final_fraction", s.final_fraction, "must be in [0, 1]", "the hero uses 0.05")
-        problems.require(0 < d.heldout_fraction < 1, "data.heldout_fraction", d.heldout_fraction, "must be in (0, 1)", "use 0.02")
-        problems.require(d.heldout_max_bytes >= 1, "data.heldout_max_bytes", d.heldout_max_bytes, "must be at least 1", "use 400000")
+                problems.require(
+                    getattr(owner, n) >= 1, n, getattr(owner, n), "must be at least 1", "use a positive number"
+                )
+        problems.require(
+            0 <= s.warmup_fraction < 1,
+            "schedule.warmup_fraction",
+            s.warmup_fraction,
+            "must be in [0, 1)",
+            "the hero uses 0.01",
+        )
+        problems.require(
+            0 <= s.final_fraction <= 1,
+            "schedule.final_fraction",
+            s.final_fraction,
+            "must be in [0, 1]",
+            "the hero uses 0.05",
+        )
+        problems.require(
+            0 < d.heldout_fraction < 1, "data.heldout_fraction", d.heldout_fraction, "must be in (0, 1)", "use 0.02"
+        )
+        problems.require(
+            d.heldout_max_bytes >= 1, "data.heldout_max_bytes", d.heldout_max_bytes, "must be at least 1", "use 400000"
+        )
         for n in ("muonh_lr", "adam_lr", "epsilon"):
-            problems.require(getattr(o, n) is None or getattr(o, n) > 0, f"optimizer.{n}", getattr(o, n), "must be above 0", "leave it out to derive it")
+            problems.require(
+                getattr(o, n) is None or getattr(o, n) > 0,
+                f"optimizer.{n}",
+                getattr(o, n),
+                "must be above 0",
+                "leave it out to derive it",
+            )
         for n in ("beta1", "beta2", "momentum"):
-            problems.require(getattr(o, n) is None or 0 <= getattr(o, n) < 1, f"optimizer.{n}", getattr(o, n), "must be in [0, 1)", "leave it out")
-        for n, value in (("compute_dtype", self.compute_dtype), ("optimizer.newton_schulz_dtype", o.newton_schulz_dtype)):
-            problems.require(value in ("auto", "float32", "bfloat16"), n, value, "must be auto, float32 or bfloat16", "use auto")
+            problems.require(
+                getattr(o, n) is None or 0 <= getattr(o, n) < 1,
+                f"optimizer.{n}",
+                getattr(o, n),
+                "must be in [0, 1)",
+                "leave it out",
+            )
+        for n, value in (
+            ("compute_dtype", self.compute_dtype),
+            ("optimizer.newton_schulz_dtype", o.newton_schulz_dtype),
+        ):
+            problems.require(
+                value in ("auto", "float32", "bfloat16"), n, value, "must be auto, float32 or bfloat16", "use auto"
+            )
         problems.raise_if_any()
 
     @property

@@ -18,8 +18,8 @@ from typing import Any
 
 import equimoe
 from equimoe.errors import EquimoeError
-from equimoe.fields import record_from_dict
 from equimoe.recipe import Recipe
+from equimoe.recipe.fields import record_from_dict
 
 __all__ = ["new_provenance", "recipe_from_json", "recipe_to_json", "refuse_secrets"]
 

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from equimoe.config import ModelConfig
-from equimoe.counts import counts, training_flops_per_token
+from equimoe.counting import counts, training_flops_per_token
 from equimoe.presets import PRESETS, derive, preset
 from equimoe.weights import describe
 
@@ -43,8 +43,9 @@ COMPONENTS = {
 }
 
 
-@pytest.mark.parametrize(("key", "config"), [
-    ("hero_params_sites_k_attn_mlp", HERO), ("hero_params_sites_k_v_attn_mlp", HERO_V)])
+@pytest.mark.parametrize(
+    ("key", "config"), [("hero_params_sites_k_attn_mlp", HERO), ("hero_params_sites_k_v_attn_mlp", HERO_V)]
+)
 def test_every_component(golden, key, config):
     expected = json.loads((golden / "numbers.json").read_text())[key]
     parts = expected["components"]
@@ -101,17 +102,28 @@ def test_the_two_flops_rules_differ_where_the_last_layer_is_an_extra_global_one(
 def test_flops_by_hand():
     """d768: 6 * (P_active + V*D) + 12*N*H * (6 local * 2048 + 2 global * 4096), P_active by hero_spec's formula."""
     width, layers, inner = 768, 8, 384
-    per_layer = (2 * width * width + 2 * width * 128 + width * 384 + 8 * 3 * inner * inner + 2 * width * inner
-                 + 2 * 3 * width * inner)
+    per_layer = (
+        2 * width * width
+        + 2 * width * 128
+        + width * 384
+        + 8 * 3 * inner * inner
+        + 2 * width * inner
+        + 2 * 3 * width * inner
+    )
     expected = 6 * (layers * per_layer + 128_256 * width) + 12 * width * (6 * 2048 + 2 * 4096)
     assert counts(preset("d768")).active_published == layers * per_layer
     assert training_flops_per_token(preset("d768")) == expected
 
 
-@pytest.mark.parametrize("config", [
-    HERO_V, *(preset(name) for name in PRESETS),
-    dataclasses.replace(preset("tiny"), latent_dim=None, sconv_sites=(), num_shared_experts=0)],
-    ids=lambda c: f"{c.hidden_size}-{len(c.sconv_sites)}")
+@pytest.mark.parametrize(
+    "config",
+    [
+        HERO_V,
+        *(preset(name) for name in PRESETS),
+        dataclasses.replace(preset("tiny"), latent_dim=None, sconv_sites=(), num_shared_experts=0),
+    ],
+    ids=lambda c: f"{c.hidden_size}-{len(c.sconv_sites)}",
+)
 def test_counts_are_the_sizes_of_the_real_tree(config: ModelConfig):
     """Over abstract arrays: the hero's 535 B parameters are counted without memory."""
     import jax
@@ -121,8 +133,9 @@ def test_counts_are_the_sizes_of_the_real_tree(config: ModelConfig):
     model = abstract(config)
     leaves = jax.tree.leaves(model)
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
-    assert sum(math.prod(leaf.shape) for leaf in leaves) == counts(config).total == sum(
-        counts(config).components.values())
+    assert (
+        sum(math.prod(leaf.shape) for leaf in leaves) == counts(config).total == sum(counts(config).components.values())
+    )
     assert {p: a.shape for p, a in leaves_by_path(model).items()} == {p: w.shape for p, w in describe(config).items()}
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from equimoe.errors import EquimoeError
 from equimoe.recipe import Recipe
-from equimoe.resolve import copy_recipe, list_recipes, packaged_recipes, resolve, resolve_model
+from equimoe.recipe.resolve import copy_recipe, list_recipes, packaged_recipes, resolve, resolve_model
 
 RECIPE = """
 from pathlib import Path

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from equimoe.arithmetic import arithmetic, lines, machine_lines, refuse_if_too_large, run_rates
 from equimoe.errors import EquimoeError
+from equimoe.plan.arithmetic import arithmetic, lines, machine_lines, refuse_if_too_large, run_rates
 from equimoe.recipe import Mesh
-from equimoe.resolve import resolve
+from equimoe.recipe.resolve import resolve
 
 GIB = 2**30
 
@@ -196,7 +196,8 @@ def test_machine_lines_say_what_stands_in_the_way(hero, tiny):
 
 def test_arithmetic_imports_no_jax():
     code = (
-        "import sys; from equimoe.arithmetic import arithmetic, lines; from equimoe.resolve import resolve; "
+        "import sys; from equimoe.plan.arithmetic import arithmetic, lines; "
+        "from equimoe.recipe.resolve import resolve; "
         "r = resolve('hero').recipe; lines(r, arithmetic(r)); print([m for m in ('jax', 'numpy') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -8,8 +8,8 @@ import pytest
 
 import equimoe
 from equimoe.errors import EquimoeError
-from equimoe.recipe_json import new_provenance, recipe_from_json, recipe_to_json
-from equimoe.resolve import resolve
+from equimoe.recipe.recipe_json import new_provenance, recipe_from_json, recipe_to_json
+from equimoe.recipe.resolve import resolve
 
 
 def changed(**paths) -> str:

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from equimoe.errors import EquimoeError
-from equimoe.fields import nearest
+from equimoe.recipe.fields import nearest
 
 __all__ = ["find_run", "new_run"]
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int, Int32, PRNGKeyArray
 
-from equimoe.errors import EquimoeError, Problems
+from equimoe.errors import Problems
 from equimoe.model.transformer import Transformer, forward
 
 __all__ = ["generate", "generate_text", "next_token"]
@@ -40,12 +40,19 @@ def generate(
     for number in range(tokens):
         seen = ids[-row:]
         buffer = jnp.asarray(seen + [0] * (row - len(seen)), jnp.int32)[None]
-        new = next_token(model, buffer, jnp.asarray(len(seen), jnp.int32), jax.random.fold_in(key, number),
-                         jnp.asarray(temperature, jnp.float32), top_k=top_k, compute_dtype=jnp.dtype(compute_dtype))
+        new = next_token(
+            model,
+            buffer,
+            jnp.asarray(len(seen), jnp.int32),
+            jax.random.fold_in(key, number),
+            jnp.asarray(temperature, jnp.float32),
+            top_k=top_k,
+            compute_dtype=jnp.dtype(compute_dtype),
+        )
         if int(new) == stop:
             break
         ids.append(int(new))
-    return ids[len(prompt):]
+    return ids[len(prompt) :]
 
 
 def generate_text(model: Transformer, tokenizer: Any, text: str, **settings: Any) -> str:
@@ -60,8 +67,14 @@ def generate_text(model: Transformer, tokenizer: Any, text: str, **settings: Any
 
 @partial(jax.jit, static_argnames=("top_k", "compute_dtype"))
 def next_token(
-    model: Transformer, buffer: Int[Array, "1 S"], length: Int32[Array, ""], key: PRNGKeyArray,
-    temperature: Float32[Array, ""], *, top_k: int | None, compute_dtype: Any,
+    model: Transformer,
+    buffer: Int[Array, "1 S"],
+    length: Int32[Array, ""],
+    key: PRNGKeyArray,
+    temperature: Float32[Array, ""],
+    *,
+    top_k: int | None,
+    compute_dtype: Any,
 ) -> Int32[Array, ""]:
     """One token after the first `length` of the buffer. What lies behind is padding and is not read."""
     segments = jnp.where(jnp.arange(buffer.shape[1]) < length, 0, -1)[None].astype(jnp.int32)
@@ -77,11 +90,22 @@ def _check(model: Transformer, prompt: list[int], tokens: int, temperature: floa
     vocabulary = model.config.vocab_size
     problems = Problems("sampling")
     problems.require(len(prompt) > 0, "prompt", prompt, "must hold at least one token", "give some text")
-    problems.require(all(0 <= i < vocabulary for i in prompt), "prompt", max(prompt, default=0),
-                     f"ids must be below the vocabulary ({vocabulary})", "use the model's own tokenizer")
+    problems.require(
+        all(0 <= i < vocabulary for i in prompt),
+        "prompt",
+        max(prompt, default=0),
+        f"ids must be below the vocabulary ({vocabulary})",
+        "use the model's own tokenizer",
+    )
     problems.require(tokens >= 1, "tokens", tokens, "must be at least 1", "ask for more")
-    problems.require(0.0 <= temperature < float("inf"), "temperature", temperature, "must be 0 or above",
-                     "0 is greedy, 1 samples")
-    problems.require(top_k is None or 1 <= top_k <= vocabulary, "top_k", top_k, f"must be in 1 .. {vocabulary}",
-                     "leave it out to sample from all")
+    problems.require(
+        0.0 <= temperature < float("inf"), "temperature", temperature, "must be 0 or above", "0 is greedy, 1 samples"
+    )
+    problems.require(
+        top_k is None or 1 <= top_k <= vocabulary,
+        "top_k",
+        top_k,
+        f"must be in 1 .. {vocabulary}",
+        "leave it out to sample from all",
+    )
     problems.raise_if_any()

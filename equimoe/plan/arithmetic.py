@@ -19,12 +19,12 @@ from typing import Any
 
 from equimoe.axes import MeshAxis
 from equimoe.config import ModelConfig
-from equimoe.counts import Counts, counts, training_flops_per_token
+from equimoe.counting import Counts, counts, training_flops_per_token
 from equimoe.errors import Problems
-from equimoe.fields import leaf_types
 from equimoe.optim.rates import Rates, rates_from_budget, warmup_then_linear, warmup_updates
 from equimoe.parallel.layout import TOKEN_AXES, mesh_shape, size_per_device
 from equimoe.recipe import Mesh, Recipe
+from equimoe.recipe.fields import leaf_types
 from equimoe.weights import Weight, describe
 
 __all__ = [
@@ -81,7 +81,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Flops:
-    """Training FLOPs by the two named rules (`equimoe.counts`), recomputation not counted."""
+    """Training FLOPs by the two named rules (`equimoe.counting`), recomputation not counted."""
 
     per_token_published: int
     per_token_true: int

@@ -71,8 +71,12 @@ def _ratio(a: Array, b: Array) -> Array:
 
 def _require_matrix(x: Array) -> None:
     if x.ndim < 2:
-        raise EquimoeError("parameter", "the hyperball optimizers take matrices (2 or more axes)",
-                           "Use Adam for vectors", value=list(x.shape))
+        raise EquimoeError(
+            "parameter",
+            "the hyperball optimizers take matrices (2 or more axes)",
+            "Use Adam for vectors",
+            value=list(x.shape),
+        )
 
 
 def scale_by_orthogonal_momentum(
@@ -87,7 +91,8 @@ def scale_by_orthogonal_momentum(
         del params
         new = jax.tree.map(lambda m, g: momentum * m + g, state.momentum, grads)
         directions = jax.tree.map(
-            lambda m, g: orthogonalise(g + momentum * m, steps=steps, dtype=dtype, eps=eps).astype(g.dtype), new, grads)
+            lambda m, g: orthogonalise(g + momentum * m, steps=steps, dtype=dtype, eps=eps).astype(g.dtype), new, grads
+        )
         return directions, MomentumState(new)
 
     return optax.GradientTransformation(init, update)
@@ -101,10 +106,13 @@ def muonh(
     `learning_rate` is the angle per step, a number or a schedule of the update count. `dtype` is that of the
     Newton-Schulz products.
     """
-    return optax.chain(scale_by_orthogonal_momentum(momentum, steps=steps, dtype=dtype, eps=eps),
-                       hyperball(learning_rate))
+    return optax.chain(
+        scale_by_orthogonal_momentum(momentum, steps=steps, dtype=dtype, eps=eps), hyperball(learning_rate)
+    )
 
 
-def adamh(learning_rate: Rate, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> optax.GradientTransformation:
+def adamh(
+    learning_rate: Rate, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
+) -> optax.GradientTransformation:
     """AdamH: Adam's bias-corrected direction (eps outside the root) on the hyperball."""
     return optax.chain(optax.scale_by_adam(b1=b1, b2=b2, eps=eps), hyperball(learning_rate))
