@@ -7,7 +7,7 @@ that a config with three mistakes is fixed in one round and not in three.
 
 from __future__ import annotations
 
-__all__ = ["EquimoeError", "Problems"]
+__all__ = ["EquimoeError", "Problems", "first_line"]
 
 
 class EquimoeError(Exception):
@@ -52,3 +52,8 @@ class Problems:
                 "Change the values named above",
                 problems=tuple(self.found),
             )
+
+
+def first_line(error: BaseException) -> str:
+    """What another library's error says, in one line of at most 200 characters; its kind if it says nothing."""
+    return next(iter(str(error).splitlines()), type(error).__name__)[:200]

@@ -90,11 +90,12 @@ def _check(model: Transformer, prompt: list[int], tokens: int, temperature: floa
     vocabulary = model.config.vocab_size
     problems = Problems("sampling")
     problems.require(len(prompt) > 0, "prompt", prompt, "must hold at least one token", "give some text")
+    outside = next((i for i in prompt if not 0 <= i < vocabulary), None)
     problems.require(
-        all(0 <= i < vocabulary for i in prompt),
+        outside is None,
         "prompt",
-        max(prompt, default=0),
-        f"ids must be below the vocabulary ({vocabulary})",
+        outside,
+        f"ids must be in 0 .. {vocabulary - 1}",
         "use the model's own tokenizer",
     )
     problems.require(tokens >= 1, "tokens", tokens, "must be at least 1", "ask for more")

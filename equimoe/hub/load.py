@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
-from equimoe.errors import EquimoeError
+from equimoe.errors import EquimoeError, first_line
 from equimoe.hub.config_json import config_from_json, schema_of
 from equimoe.hub.safetensors_files import open_folder, read_json
 from equimoe.hub.tensors import read_tensors
@@ -56,14 +56,13 @@ def load_folder(folder: Path) -> tuple[Transformer, TextTokenizer | None]:
 
 def _from_hub(repository: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=_HUB_FILES))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except Exception as error:  # of the client, of its two transports, of the name's check: nothing was fetched
         raise EquimoeError(
             "src",
-            f"could not be fetched from the Hub ({str(error).splitlines()[0][:200]})",
+            f"could not be fetched from the Hub ({first_line(error)})",
             "Check the name, your network and, for a private repository, `hf auth login`",
             value=repository,
-        ) from None
+        ) from error

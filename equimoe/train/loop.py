@@ -175,6 +175,7 @@ def _locked(run: Path) -> Iterator[None]:
             raise EquimoeError(
                 "run", "is being trained by another process", "Wait for it, or choose another --run", value=str(run)
             ) from None
+        checkpoint.remove_incomplete(run / "checkpoints")
         yield
 
 

@@ -136,9 +136,9 @@ def rewind(run: Path, step: int) -> int:
                 moved.append(
                     json.dumps({"event": "rewound", "file": path.name, "to_step": step, "line": line.rstrip("\n")})
                 )
+    _close_last_line(run / "events.jsonl")
     if not moved:
         return 0
-    _close_last_line(run / "events.jsonl")
     with open(run / "events.jsonl", "a", encoding="utf-8") as events:
         events.write("".join(line + "\n" for line in moved))
         events.flush()
