@@ -30,7 +30,7 @@ _TRUNCATION_SIGMAS = 3.0  # hero_spec section 1: truncated normal within +-3 sig
 
 
 def init(config: ModelConfig, *, key: PRNGKeyArray) -> Transformer:
-    """A freshly initialised float32 model. The value of a tensor depends on the key, its path and shape alone."""
+    """A freshly initialised float32 model. A tensor depends on the key, its path and shape alone (up to rounding)."""
     return jax.jit(partial(build, config), compiler_options=dict(capabilities().run_once_options))(key)
 
 

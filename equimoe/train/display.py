@@ -15,7 +15,7 @@ __all__ = ["Display", "step_line"]
 _LINE_EVERY_SECONDS = 10.0
 
 
-def step_line(steps: int, values: Mapping[str, float], pace: Pace | None, remaining_steps: int) -> str:
+def step_line(steps: int, values: Mapping[str, float | int], pace: Pace | None, remaining_steps: int) -> str:
     """The figures of one step, always in the same order and width."""
     parts = [
         f"step {values['step']:>{len(str(steps))}}/{steps}",
@@ -69,7 +69,7 @@ class Display:
     def say(self, line: str) -> None:
         self.console.print(line, markup=False)
 
-    def step(self, values: Mapping[str, float], pace: Pace | None) -> None:
+    def step(self, values: Mapping[str, float | int], pace: Pace | None) -> None:
         """Refresh the bar; print a line if the last one is old enough, and for the first and last step."""
         step = int(values["step"])
         line = step_line(self._steps, values, pace, self._steps - step)

@@ -42,7 +42,7 @@ from equimoe.train import checkpoint
 from equimoe.train.display import Display
 from equimoe.train.interrupt import Interrupt
 from equimoe.train.metrics import RunLog, read_lines, rewind
-from equimoe.train.state import TrainState, abstract_state, create_state, with_pending_bias
+from equimoe.train.state import TrainState, abstract_state, create_state, state_shardings, with_pending_bias
 from equimoe.train.step import StepMetrics, make_step
 from equimoe.train.throughput import StepClock, peak_flops
 
@@ -193,7 +193,7 @@ class _Session:
         """Train from `state` to the last step."""
         recipe, steps = self.recipe, self.recipe.schedule.steps
         start = int(state.step)
-        self._prepare(start)
+        self._prepare(state)
         self.log.event(
             how,
             step=start,
@@ -210,7 +210,7 @@ class _Session:
             raise KeyboardInterrupt
         self._finish(steps)
 
-    def _prepare(self, start: int) -> None:
+    def _prepare(self, state: TrainState) -> None:
         """Everything that the loop reads: rows, compiled functions, log, display, clock."""
         recipe = self.recipe
         self.rows = Rows(self.prepared.train, recipe.model.max_position_embeddings, recipe.seed)
@@ -219,10 +219,11 @@ class _Session:
             z_loss=recipe.optimizer.z_loss,
             qb_bins=recipe.optimizer.quantile_balancing_bins,
             compute_dtype=recipe.compute_dtype,
+            shardings=state_shardings(state),
         )
         self.scorer = make_scorer(recipe.compute_dtype)
         self.log = RunLog(self.run)
-        self.display = Display(recipe.schedule.steps, start)
+        self.display = Display(recipe.schedule.steps, int(state.step))
         self.sharding = row_sharding(self.mesh)
         peak, source = peak_flops(recipe.compute_dtype)
         self.display.say(f"peak for MFU: {peak / 1e9:,.0f} GFLOP/s ({source})")

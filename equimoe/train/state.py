@@ -20,7 +20,7 @@ from equimoe.model.transformer import Transformer
 from equimoe.parallel.capabilities import capabilities
 from equimoe.parallel.mesh import weight_shardings
 
-__all__ = ["TrainState", "abstract_state", "create_state", "with_pending_bias"]
+__all__ = ["TrainState", "abstract_state", "create_state", "state_shardings", "with_pending_bias"]
 
 
 class TrainState(eqx.Module):
@@ -54,6 +54,11 @@ def abstract_state(config: ModelConfig, optimizer: optax.GradientTransformation,
         shapes,
         _shardings(shapes, config, mesh),
     )
+
+
+def state_shardings(state: TrainState) -> PyTree:
+    """Where every array of a state lives, real or abstract."""
+    return jax.tree.map(lambda array: array.sharding, state)
 
 
 def _maker(config: ModelConfig, optimizer: optax.GradientTransformation):

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Float32, Int, Int32
+from jaxtyping import Array, Float, Float32, Int, Int32, PyTree
 
 from equimoe.objectives.language_model import loss_and_terms
 from equimoe.train.state import TrainState, with_pending_bias
@@ -35,9 +35,13 @@ class StepMetrics(eqx.Module):
 
 
 def make_step(
-    optimizer: optax.GradientTransformation, *, z_loss: float, qb_bins: int, compute_dtype: Any
+    optimizer: optax.GradientTransformation, *, z_loss: float, qb_bins: int, compute_dtype: Any, shardings: PyTree
 ) -> Callable[..., tuple[TrainState, StepMetrics]]:
-    """The jitted step (state, token_ids, segment_ids, loss_weight) -> (state, metrics). The old state is donated."""
+    """The jitted step (state, token_ids, segment_ids, loss_weight) -> (state, metrics). The old state is donated.
+
+    `shardings` are those of the state (`state_shardings`), kept by the new one: left to XLA, some arrays would move,
+    so that the second step is compiled again, their memory is not reused, and a resumed run is another program.
+    """
 
     def step(
         state: TrainState,
@@ -59,7 +63,7 @@ def make_step(
         new_state = TrainState(state.step + 1, new_model, optimizer_state, terms.layers.beta)
         return new_state, _metrics(loss, terms, gradients, model)
 
-    return jax.jit(step, donate_argnums=0)
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
 
 
 def _metrics(loss, terms, gradients, model) -> StepMetrics:

@@ -85,7 +85,9 @@ def test_a_value_depends_on_key_path_and_shape_alone(leaves):
     wider = dataclasses.replace(CONFIG, sconv_sites=("k", "v", "attn", "mlp"), num_shared_experts=1, sliding_window=2)
     for config in (CONFIG, wider):
         for path, value in some_leaves(config, jax.random.key(7)).items():
-            np.testing.assert_array_equal(value, leaves[path], err_msg=path)
+            np.testing.assert_allclose(
+                value, leaves[path], rtol=1e-6, atol=1e-8, err_msg=path
+            )  # another compile may round otherwise
     for path, value in some_leaves(CONFIG, jax.random.key(8)).items():
         assert np.mean(np.asarray(value) == leaves[path]) < 0.01, path
 
