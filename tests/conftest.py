@@ -43,3 +43,14 @@ def golden() -> Path:
     """The folder of golden tensors: the shared one beside the checkout, else the copy in the repository."""
     shared = _HERE.parent.parent / "shared" / "golden"
     return shared if shared.is_dir() else _HERE / "golden"
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """A finished run of 12 steps (tiny_runs.py), trained once for all tests that need one."""
+    from tiny_runs import make_tiny
+
+    root = tmp_path_factory.mktemp("tiny")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("EQUIMOE_CACHE", str(root / "cache"))
+        yield make_tiny(root)

@@ -16,10 +16,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from equimoe.config import ModelConfig
 from equimoe.model.blocked_attention import blocked_attention
+from equimoe.model.fused_attention import FUSED_DTYPES, fused_attention
 from equimoe.model.linear import linear
 from equimoe.model.norm import QK_EPS, unit_rms
 from equimoe.model.rotary import rotate
 from equimoe.model.short_conv import short_conv
+from equimoe.parallel.capabilities import capabilities
 
 __all__ = ["Attention", "attend", "exclude_self"]
 
@@ -84,7 +86,10 @@ def attend(
         positions = jnp.arange(q.shape[1], dtype=jnp.int32)
         q, k = (rotate(part, positions, config.rope_theta, adjacent_pairs=config.rope_fused) for part in (q, k))
     window = None if globally else config.sliding_window
-    y = blocked_attention(q * jnp.asarray(scale, q.dtype), k, v, segment_ids, window=window)
+    # float32 asks for exact products, which the fused kernels do not have.
+    fused = capabilities().attention == "tokamax" and q.dtype in FUSED_DTYPES
+    core = fused_attention if fused else blocked_attention
+    y = core(q * jnp.asarray(scale, q.dtype), k, v, segment_ids, window=window)
     return exclude_self(y, v)
 
 

@@ -28,8 +28,9 @@ LARGEST_BLOCK = 512
 
 
 def block_size(positions: int, window: int | None) -> int:
-    """Positions in a block: at most `LARGEST_BLOCK`, and about a window, since a block is computed whole."""
-    reach = positions if window is None else min(window, positions)
+    """Positions in a block: at most `LARGEST_BLOCK`, and no more than a window or a quarter of the row, since a block
+    is computed whole, also above the diagonal and outside the window."""
+    reach = positions // 4 if window is None else min(window, positions // 4)
     block = 16
     while block < min(LARGEST_BLOCK, reach):
         block *= 2

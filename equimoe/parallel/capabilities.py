@@ -6,6 +6,9 @@ prints it. Facts per backend are measurements, with their source beside them.
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,9 +29,15 @@ class Capabilities:
     device_count: int
     compute_dtype: Literal["float32", "bfloat16"]  # the faster one that trains well here
     grouped_matmul: Literal["blocks", "ragged_dot"]  # how expert matmuls over uneven groups run
+    attention: Literal["blocked", "tokamax"]  # the core of attention: XLA loops over blocks, or fused kernels
+    attention_note: str  # why not fused, or what the fused kernels leave out
     peak_flops: float | None  # published dense peak in compute_dtype, FLOP/s; None: measure it
     run_once_options: Mapping[str, bool | int]  # compiler options for programs that run once and need not be fast
 
+
+TOKAMAX = "0.0.12"  # the version whose private names `model.fused_attention` uses, and that it was checked with
+TOKAMAX_JAX = "0.10."  # JAX 0.11.2 and 0.12.0.1 lack an argument of Pallas that this tokamax's kernels pass (seen)
+_LOG = logging.getLogger("equimoe")
 
 # Dense bfloat16 peaks from the vendor's data sheets, FLOP/s (without sparsity).
 _PEAKS = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "GB200": 2500e12, "A100": 312e12}
@@ -41,6 +50,9 @@ def capabilities() -> Capabilities:
     backend = jax.default_backend()
     on_gpu = backend == "gpu"
     peak = next((p for name, p in sorted(_PEAKS.items(), key=lambda i: -len(i[0])) if name in device.device_kind), None)
+    attention, attention_note = _attention(on_gpu, jax.device_count(), getattr(device, "compute_capability", None))
+    if on_gpu and attention == "blocked":
+        _LOG.warning("attention runs as XLA loops over blocks, without fused kernels: %s", attention_note)
     return Capabilities(
         backend=backend,
         device_kind=device.device_kind,
@@ -49,12 +61,43 @@ def capabilities() -> Capabilities:
         compute_dtype="bfloat16" if on_gpu else "float32",
         # ragged_dot on CPU is 20 to 85 times slower than a loop over blocks (platform.md).
         grouped_matmul="ragged_dot" if on_gpu else "blocks",
+        attention=attention,
+        attention_note=attention_note,
         peak_flops=peak if on_gpu else None,
         # Random initialisation spends its time in LLVM: 25 s optimised, 4.5 s not, for the tiny model on 2 cores.
         run_once_options={}
         if on_gpu
         else {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
     )
+
+
+def _attention(on_gpu: bool, devices: int, compute: str | None) -> tuple[Literal["blocked", "tokamax"], str]:
+    """How attention runs here, and a note. Found without importing tokamax, which takes seconds.
+
+    The rule for devices is from lowering tokamax's kernels for CUDA on a CPU (tests/model/test_fused_attention.py); no
+    GPU has run it. Below compute capability 9 there is Triton only, whose backward makes [B, 1, S, S] masks; for 10
+    the backward asks for more shared memory than a block has at the hero's heads.
+    """
+    if not on_gpu:
+        return "blocked", "fused kernels are for GPUs"
+    if compute is None or not compute.startswith("9."):
+        return "blocked", f"the fused kernels are for compute capability 9 (H100, H200); this is {compute or 'unknown'}"
+    if devices > 1:
+        return "blocked", f"XLA cannot partition the fused kernels over {devices} devices; they run on one"
+    if importlib.util.find_spec("tokamax") is None:
+        return "blocked", "tokamax is not installed; pip install 'equimoe[gpu]'"
+    try:
+        found = importlib.metadata.version("tokamax")
+    except importlib.metadata.PackageNotFoundError:
+        found = "of unknown version"
+    if found != TOKAMAX:
+        return "blocked", f"tokamax {found} is installed, {TOKAMAX} was checked; pip install tokamax=={TOKAMAX}"
+    if not jax.__version__.startswith(TOKAMAX_JAX):
+        return (
+            "blocked",
+            f"tokamax {TOKAMAX} needs jax {TOKAMAX_JAX}x, this is {jax.__version__}; pip install 'jax<0.11'",
+        )
+    return "tokamax", f"tokamax {found}, for bfloat16 and float16; float32 runs blocked. Not yet run on a GPU"
 
 
 def all_devices() -> list[jax.Device]:

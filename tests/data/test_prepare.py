@@ -212,6 +212,7 @@ def test_files_that_change_meanwhile_are_refused(text_folder, monkeypatch):
         prepare(settings(text_folder), 300)
 
 
+@pytest.mark.slow
 def test_kill_9_at_any_flush_then_a_rerun_gives_the_same_bytes(text_folder, tmp_path):
     whole = tmp_path / "whole"
     flushes = int(run_python(PREPARE, str(text_folder), "0", cache=whole).stdout)
@@ -225,6 +226,7 @@ def test_kill_9_at_any_flush_then_a_rerun_gives_the_same_bytes(text_folder, tmp_
         assert finished == content(whole)
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_end_with_one_whole_store(text_folder, tmp_path, cache):
     run_python(PREPARE, str(text_folder), "0", cache=tmp_path / "alone")
     command = [sys.executable, "-c", PREPARE, str(text_folder), "0"]

@@ -149,7 +149,7 @@ CASES = {
 }
 
 
-WITH_LOSS = list(CASES)[1:3]  # a second forward to compile; golden and the tests of its parts hold the rest
+WITH_LOSS = list(CASES)[2:4]  # a second forward to compile; golden and the tests of its parts hold the rest
 
 
 def drawn_weights(config, seed):
@@ -210,7 +210,10 @@ def both(name):
     return config, segments, actual, expected, reference.loss(expected.logits, tokens, weight) if weight.any() else 0.0
 
 
-cases = pytest.mark.parametrize("name", CASES)
+FAST = list(CASES)[2:4]  # each case compiles a model of its own; the others run with the slow tests
+cases = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in CASES]
+)
 
 
 @cases

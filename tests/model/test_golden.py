@@ -198,6 +198,7 @@ def test_only_the_proportion_of_loss_weights_counts(golden):
     assert worst(value, loss_b(golden, "packed")[0][0]) <= 1e-6
 
 
+@pytest.mark.slow
 def test_bfloat16_compute_stays_near(golden):
     """The golden README saw logits within 1.6e-2 and one of 576 routings flipped."""
     tokens, segments, _ = inputs(golden, "packed")

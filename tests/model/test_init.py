@@ -81,6 +81,7 @@ def some_leaves(config, key):
     return jax.jit(lambda key: {p: leaves_by_path(build(config, key))[p] for p in paths})(key)
 
 
+@pytest.mark.slow
 def test_a_value_depends_on_key_path_and_shape_alone(leaves):
     wider = dataclasses.replace(CONFIG, sconv_sites=("k", "v", "attn", "mlp"), num_shared_experts=1, sliding_window=2)
     for config in (CONFIG, wider):

@@ -93,6 +93,7 @@ def test_loss_bias_betas_and_load(golden, step):
     np.testing.assert_array_equal(terms.layers.routing.load, expected["routing_counts"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 3])
 def test_optional_decay_of_gates_and_router(golden, step):
     expected = goldens.read(golden, "optim_small.safetensors")

@@ -105,6 +105,7 @@ def model_and_gradients(seed=0):
     return tree(seed), [tree(seed + i) for i in (1, 2)]
 
 
+@pytest.mark.slow
 def test_one_model_two_updates():
     """The Adam group equals optax.adam, the bias stays, every matrix of the others turns on its own sphere."""
     model, gradients = model_and_gradients()

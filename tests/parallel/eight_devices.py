@@ -1,0 +1,96 @@
+"""What test_mesh.py asks of a process with 8 simulated devices: `python eight_devices.py QUESTION [ARGUMENT ...]`.
+
+Answers are JSON on the last line of standard output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import jax
+
+import equimoe
+from equimoe import EquimoeError, Mesh
+from equimoe.parallel.mesh import make_mesh, row_sharding, weight_shardings
+from equimoe.weights import describe
+
+SIZES = {"head_dim": 8, "experts_per_token": 2, "row_tokens": 32, "gated_norm_rank": 8}
+# 8 heads, of which 2 key/value heads: the model axis can be 2.
+MODEL = equimoe.derive(64, layers=2, experts=4, vocabulary=304, **SIZES)
+ODD = equimoe.derive(24, layers=2, experts=6, vocabulary=300, **SIZES)
+
+
+def layouts() -> dict:
+    """Of each mesh: its lengths, and the shape of each weight on one device."""
+    found = {}
+    for name, mesh, rows in (
+        ("data", Mesh(), 8),
+        ("expert", Mesh(data=1, expert=-1, replica=2), 8),
+        ("all but replica", Mesh(data=2, expert=2, model=2), 4),
+        ("model", Mesh(data=1, expert=1, replica=-1, model=2), 4),
+    ):
+        made = make_mesh(mesh, MODEL, rows)
+        shardings, table = weight_shardings(MODEL, made), describe(MODEL)
+        found[name] = {
+            "shape": dict(made.shape),
+            "weights": {path: shardings[path].shard_shape(weight.shape) for path, weight in table.items()},
+            "rows": row_sharding(made).shard_shape((8, 32)),
+        }
+    return found
+
+
+def refusals() -> list[str]:
+    found = []
+    for mesh, model, rows in (
+        (Mesh(), ODD, 12),
+        (Mesh(data=1, expert=-1), MODEL, 8),
+        (Mesh(data=3), MODEL, 8),
+        (Mesh(data=2), MODEL, 8),
+        (Mesh(data=-1, expert=-1, model=0), MODEL, 8),
+    ):
+        try:
+            make_mesh(mesh, model, rows)
+            found.append("accepted")
+        except EquimoeError as error:
+            found.append(str(error))
+    return found
+
+
+def meshes() -> dict:
+    return {"layouts": layouts(), "refusals": refusals()}
+
+
+def train(recipe_file: str, folder: str) -> list[str]:
+    """Train the recipe on two meshes; the step must compile once, and take its memory from the last state."""
+    from equimoe.recipe.resolve import resolve
+    from equimoe.train import loop
+
+    facts, make_step = [], loop.make_step
+
+    def observed(*arguments, **settings):
+        step = make_step(*arguments, **settings)
+
+        def run(state, *batch):
+            new, metrics = step(state, *batch)
+            old = jax.tree_util.tree_leaves_with_path(state)
+            kept = [jax.tree_util.keystr(path) for path, array in old if not array.is_deleted()]
+            same = jax.tree.map(lambda a, b: a.sharding.is_equivalent_to(b.sharding, a.ndim), state, new)
+            facts.append({"compiled": step._cache_size(), "kept": kept, "same": all(jax.tree.leaves(same))})
+            return new, metrics
+
+        return run
+
+    loop.make_step = observed
+    recipe = resolve(recipe_file).recipe
+    for name, mesh in (("data", Mesh()), ("2x2x2x1", Mesh(replica=2, data=2, expert=2))):
+        equimoe.train_recipe(dataclasses.replace(recipe, mesh=mesh), Path(folder) / name)
+    return facts
+
+
+if __name__ == "__main__":
+    assert jax.device_count() == 8
+    answer = globals()[sys.argv[1]](*sys.argv[2:])
+    print(json.dumps(answer))

@@ -1,0 +1,189 @@
+"""The mesh on 8 simulated devices: lengths, what lives where, refusals, and a run that is the run of one device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_runs import restored
+
+from equimoe.axes import MESH_AXES
+from equimoe.errors import EquimoeError
+from equimoe.parallel.layout import mesh_shape
+from equimoe.recipe import Mesh
+from equimoe.train import checkpoint
+from equimoe.train.metrics import read_lines
+
+SCRIPT = Path(__file__).with_name("eight_devices.py")
+
+
+def ask(*question: str, cache: Path | None = None):
+    """The answer of eight_devices.py."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *question],
+        env={**os.environ, "XLA_FLAGS": flags, **({} if cache is None else {"EQUIMOE_CACHE": str(cache)})},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def meshes():
+    return ask("meshes")
+
+
+@pytest.fixture
+def layouts(meshes):
+    return meshes["layouts"]
+
+
+# Lengths.
+
+
+@pytest.mark.parametrize(
+    ("mesh", "devices", "lengths"),
+    [
+        (Mesh(), 1, (1, 1, 1, 1)),
+        (Mesh(), 8, (1, 8, 1, 1)),
+        (Mesh(data=2, expert=-1), 8, (1, 2, 4, 1)),
+        (Mesh(replica=2, data=2, expert=2), 8, (2, 2, 2, 1)),
+        (Mesh(replica=-1, data=1, model=2), 8, (4, 1, 1, 2)),
+        (Mesh(replica=11, data=1, expert=64), 704, (11, 1, 64, 1)),  # the hero's
+    ],
+)
+def test_lengths(mesh, devices, lengths):
+    assert mesh_shape(mesh, devices) == dict(zip(MESH_AXES, lengths, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "devices", "problems"),
+    [
+        (Mesh(data=3), 8, ["must multiply to the number of devices (8). Set one axis to -1"]),
+        (Mesh(data=2), 8, ["must multiply to the number of devices (8)"]),
+        (Mesh(data=16), 8, ["must multiply to the number of devices (8)"]),
+        (Mesh(replica=3), 8, ["must multiply to the number of devices (8)"]),
+        (Mesh(data=-1, expert=-1, model=0), 8, ["2 problems", "at most one axis may be -1", "axes are at least 1"]),
+        (Mesh(data=-2), 8, ["1 problem:", "axes are at least 1"]),
+    ],
+)
+def test_lengths_that_are_refused(mesh, devices, problems):
+    with pytest.raises(EquimoeError) as caught:
+        mesh_shape(mesh, devices)
+    for problem in problems:
+        assert problem in str(caught.value)
+
+
+# Where things live. The model: D=64, V=304, 2 layers, 4 experts of L=32 and I=32, R=8, 8 heads of 8, of which 2 KV.
+
+
+def test_the_meshes(layouts):
+    assert {name: tuple(found["shape"][axis] for axis in MESH_AXES) for name, found in layouts.items()} == {
+        "data": (1, 8, 1, 1),
+        "expert": (2, 1, 4, 1),
+        "all but replica": (1, 2, 2, 2),
+        "model": (4, 1, 1, 2),
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "whole", "data", "expert", "all_but_replica", "model"),
+    [
+        # Lookups are copied everywhere, the head's vocabulary is split over data, expert and model.
+        ("embed.table", [304, 64], [304, 64], [304, 64], [304, 64], [304, 64]),
+        ("lm_head", [304, 64], [38, 64], [76, 64], [38, 64], [152, 64]),
+        # Hidden width over data and expert; heads over model.
+        ("blocks.attention.w_q", [2, 64, 64], [2, 8, 64], [2, 16, 64], [2, 16, 32], [2, 64, 32]),
+        ("blocks.attention.w_k", [2, 64, 16], [2, 8, 16], [2, 16, 16], [2, 16, 8], [2, 64, 8]),
+        ("blocks.attention.w_o", [2, 64, 64], [2, 64, 8], [2, 64, 16], [2, 32, 16], [2, 32, 64]),
+        ("blocks.moe_norm.down", [2, 64, 8], [2, 8, 8], [2, 16, 8], [2, 16, 8], [2, 64, 8]),
+        # Routed experts over expert alone: copied over data and model. Shared ones: hidden as above, width over model.
+        ("blocks.moe.experts.up", [2, 4, 32, 32], [2, 4, 32, 32], [2, 1, 32, 32], [2, 2, 32, 32], [2, 4, 32, 32]),
+        ("blocks.moe.shared.up", [2, 2, 64, 32], [2, 2, 8, 32], [2, 2, 16, 32], [2, 2, 16, 16], [2, 2, 64, 16]),
+        # The router's outputs are whole on every device, and so are the lags of a convolution.
+        ("blocks.moe.router.weight", [2, 64, 4], [2, 8, 4], [2, 16, 4], [2, 16, 4], [2, 64, 4]),
+        ("blocks.moe.router.bias", [2, 4], [2, 4], [2, 4], [2, 4], [2, 4]),
+        ("blocks.moe.conv_out", [2, 4, 64], [2, 4, 64], [2, 4, 64], [2, 4, 64], [2, 4, 64]),
+    ],
+)
+def test_what_one_device_holds(layouts, path, whole, data, expert, all_but_replica, model):
+    assert [layouts[name]["weights"][path] for name in ("data", "expert", "all but replica", "model")] == [
+        data,
+        expert,
+        all_but_replica,
+        model,
+    ]
+
+
+def test_rows_of_a_batch(layouts):
+    """8 rows over replica, data and expert."""
+    assert [found["rows"] for found in layouts.values()] == [[1, 32], [1, 32], [2, 32], [2, 32]]
+
+
+def test_sizes_that_do_not_divide_are_listed_at_once(meshes):
+    odd, experts, three, two, axes = meshes["refusals"]
+    assert "lm_head, axis head_vocab (300): must be a multiple of 8; change the model, or shorten data or" in odd
+    assert "schedule.batch_sequences (12): must be a multiple of 8 (replica * data * expert); use 16" in odd
+    assert odd.startswith("mesh, 2 problems:")
+    assert "blocks.moe.experts.gate, axis experts (4): must be a multiple of 8; change the model, or sho" in experts
+    assert experts.startswith("mesh, 3 problems:")  # gate, up and down
+    for text in (three, two):
+        assert "must multiply to the number of devices (8)" in text
+    assert axes.startswith("mesh, 2 problems:")
+
+
+# A whole run.
+
+
+@pytest.fixture(scope="module")
+def on_eight(tiny, tmp_path_factory):
+    """(folder of the two runs, what each step did)."""
+    folder = tmp_path_factory.mktemp("eight")
+    return folder, ask("train", str(tiny.recipe_file), str(folder), cache=tiny.cache)
+
+
+@pytest.mark.slow
+def test_the_state_stays_where_it_is_and_the_step_compiles_once(on_eight):
+    _, facts = on_eight
+    assert len(facts) == 2 * 12
+    assert all(fact["compiled"] == 1 and fact["same"] for fact in facts)
+    assert {name for fact in facts for name in fact["kept"]} == {".model.blocks.moe.router.bias"}  # not read by a step
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["data", "2x2x2x1"])
+def test_eight_devices_train_as_one(tiny, on_eight, mesh):
+    """Losses of the first steps and the checkpoint of step 4, restored on this process's one device."""
+    run = on_eight[0] / mesh
+    one, eight = (read_lines(folder / "metrics.jsonl") for folder in (tiny.run, run))
+    assert [line.keys() for line in one] == [line.keys() for line in eight]
+    for expected, found in zip(one, eight, strict=True):
+        if expected["step"] <= 4:
+            for name, value in expected.items():
+                assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-5), (expected["step"], name)
+    expected, found = (checkpoint._by_name(restored(tiny, folder / "checkpoints" / "4")) for folder in (tiny.run, run))
+    for name, array in expected.items():
+        np.testing.assert_allclose(np.asarray(found[name]), np.asarray(array), rtol=0, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_eight_devices_has_chunks_of_one_layer(on_eight):
+    import tensorstore as ts
+
+    state = on_eight[0] / "2x2x2x1" / "checkpoints" / "12" / "state"
+    for name, shard in (("moe.experts.gate", (1, 2, 8, 8)), ("attention.w_q", (1, 4, 16)), ("moe_norm.gain", (1, 4))):
+        kvstore = {"driver": "ocdbt", "base": f"file://{state}/", "path": f"model.blocks.{name}/"}
+        stored = ts.open({"driver": "zarr", "kvstore": kvstore}, open=True, read=True).result()
+        chunk = stored.chunk_layout.read_chunk.shape
+        assert chunk[0] == 1
+        assert all(size <= most for size, most in zip(chunk, shard, strict=True)), (name, chunk)
+        layer = checkpoint.read_layer(state.parent, f"model.blocks.{name}", 1)
+        np.testing.assert_array_equal(layer, stored.read().result()[1])
