@@ -192,18 +192,19 @@ def test_an_old_checkpoint_loses_its_marker_before_anything_else(quick, trained_
     assert committed_steps(tmp_path) == [2]
 
 
-def largest_file(path: Path) -> Path:
-    return max((p for p in path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+def data_files(state: Path) -> list[Path]:
+    """All of them: some hold only what later writes replaced."""
+    return [p for p in state.rglob("d/*") if p.is_file()]
 
 
 def truncate(state: Path) -> None:
-    file = largest_file(state)
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    for file in data_files(state):
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
 DAMAGES = {
     "truncated data": truncate,
-    "missing data": lambda state: largest_file(state).unlink(),
+    "missing data": lambda state: [file.unlink() for file in data_files(state)],
     "missing manifest": lambda state: (state / "manifest.ocdbt").unlink(),
     "missing metadata": lambda state: (state / "_METADATA").unlink(),
     "metadata is no JSON": lambda state: (state / "_METADATA").write_bytes(b"\0" * 64),
