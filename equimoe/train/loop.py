@@ -58,24 +58,21 @@ def train_recipe(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None
     wrong with the data; KeyboardInterrupt after Ctrl-C, when the state has been saved.
     """
     recipe = _concrete(recipe)
-    refuse_if_too_large(recipe, device_memory_bytes(), jax.device_count())
-    if checkpoint.committed_steps(run / "checkpoints"):
-        raise EquimoeError(
-            "run",
-            "already holds a trained run, and training never overwrites one",
-            f"Continue it with `equimoe resume {run}`",
-            value=str(run),
-        )
-    mesh = make_mesh(recipe.mesh, recipe.model, recipe.schedule.batch_sequences)
+    mesh = _mesh_that_fits(recipe)
     with _locked(run):
+        if checkpoint.committed_steps(run / "checkpoints"):
+            raise EquimoeError(
+                "run",
+                "already holds a trained run, and training never overwrites one",
+                f"Continue it with `equimoe resume {run}`",
+                value=str(run),
+            )
         prepared = prepare(recipe.data, recipe.model.vocab_size, print)
         kept = {**(provenance or new_provenance("python")), "data": _data_identity(prepared)}
         write_file(run / "recipe.json", [recipe_to_json(recipe, kept).encode()])
         rewind(run, 0)  # lines of an attempt that never reached a checkpoint
-        optimizer = _optimizer(recipe)
-        state = create_state(recipe.model, optimizer, mesh, key=jax.random.key(recipe.seed))
-        optim.refuse_zero_matrices(state.model)
-        _Session(recipe, run, prepared, mesh, optimizer).go(state, "started")
+        session = _Session(recipe, run, prepared, mesh, _optimizer(recipe))
+        session.go(session.fresh_state(), "started")
 
 
 def resume_run(run: Path) -> None:
@@ -84,19 +81,25 @@ def resume_run(run: Path) -> None:
     Raises EquimoeError if the data is no longer what the run was trained on, or the checkpoint is damaged.
     """
     recipe, provenance = _read_recipe(run)
-    steps = checkpoint.committed_steps(run / "checkpoints")
-    if not steps:
-        train_recipe(recipe, run, provenance=provenance)
-        return
-    refuse_if_too_large(recipe, device_memory_bytes(), jax.device_count())
-    mesh = make_mesh(recipe.mesh, recipe.model, recipe.schedule.batch_sequences)
+    mesh = _mesh_that_fits(recipe)
     with _locked(run):
         prepared = prepare(recipe.data, recipe.model.vocab_size, print)
         _check_same_data(provenance.get("data", {}), prepared, run)
-        optimizer = _optimizer(recipe)
-        state = checkpoint.restore(run / "checkpoints" / str(steps[-1]), abstract_state(recipe.model, optimizer, mesh))
-        rewind(run, steps[-1])
-        _Session(recipe, run, prepared, mesh, optimizer).go(state, "resumed")
+        session = _Session(recipe, run, prepared, mesh, _optimizer(recipe))
+        steps = checkpoint.committed_steps(run / "checkpoints")
+        if steps:
+            newest = run / "checkpoints" / str(steps[-1])
+            state = checkpoint.restore(newest, abstract_state(recipe.model, session.optimizer, mesh))
+        else:
+            state = session.fresh_state()
+        rewind(run, int(state.step))
+        session.go(state, "resumed")
+
+
+def _mesh_that_fits(recipe: Recipe) -> Mesh:
+    """The mesh over the devices here; refuses, before anything is written, what cannot be trained on them."""
+    refuse_if_too_large(recipe, device_memory_bytes(), jax.device_count())
+    return make_mesh(recipe.mesh, recipe.model, recipe.schedule.batch_sequences)
 
 
 def load_run(run: Path, step: int | None = None) -> tuple[Transformer, TextTokenizer]:
@@ -188,6 +191,12 @@ class _Session:
     prepared: Prepared
     mesh: Mesh
     optimizer: optax.GradientTransformation
+
+    def fresh_state(self) -> TrainState:
+        """The state before the first step."""
+        state = create_state(self.recipe.model, self.optimizer, self.mesh, key=jax.random.key(self.recipe.seed))
+        optim.refuse_zero_matrices(state.model)
+        return state
 
     def go(self, state: TrainState, how: str) -> None:
         """Train from `state` to the last step."""
