@@ -31,7 +31,7 @@ def commands(readme: str) -> list[str]:
             if language == "python":
                 found.append(f"python - <<'END'\n{block}END")
             else:
-                lines = [line for line in block.splitlines() if not line.startswith("pip install")]
+                lines = [line for line in block.splitlines() if not line.startswith(("pip install", "python -m venv"))]
                 found += [DOCUMENTS] * (title == "Your data") + ["\n".join(lines)]
     return found
 

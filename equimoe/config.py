@@ -116,7 +116,7 @@ class ModelConfig:
             "num_experts_per_tok",
             self.num_experts_per_tok,
             f"must be below num_experts ({self.num_experts}): the router needs the (K+1)-th score",
-            f"use at most {self.num_experts - 1}",
+            f"use at most {self.num_experts - 1}" if self.num_experts > 1 else "raise num_experts",
         )
         problems.raise_if_any()
 

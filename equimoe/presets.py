@@ -8,6 +8,7 @@ the published rungs, and lie between them elsewhere.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from equimoe.config import ModelConfig
 from equimoe.errors import EquimoeError
@@ -109,8 +110,19 @@ PRESETS = {
 }
 
 
-def preset(name: str) -> ModelConfig:
-    """The named model; EquimoeError lists the names when there is none such."""
+def preset(name: str, **changes: Any) -> ModelConfig:
+    """The named model, with `changes` to its fields: `preset("tiny", hidden_size=192)`.
+
+    What follows from a changed width or number of heads is derived again, unless it is given too. EquimoeError lists
+    the names when there is none such, and every rule that the changes break.
+    """
     if name not in PRESETS:
         raise EquimoeError("model", f"must be one of {', '.join(PRESETS)}", "Choose one of these names", value=name)
-    return PRESETS[name]()
+    if "hidden_size" in changes:
+        changes = {"initializer_range": 0.0, **changes}
+    if {"local_kv_heads", "global_kv_heads"} & changes.keys():
+        changes = {"num_key_value_heads": 0, **changes}
+    unknown = sorted(changes.keys() - {field.name for field in dataclasses.fields(ModelConfig)})
+    if unknown:
+        raise EquimoeError("model", f"has no field {', '.join(unknown)}", "`equimoe show tiny` lists them", value=name)
+    return dataclasses.replace(PRESETS[name](), **changes)

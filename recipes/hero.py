@@ -11,7 +11,7 @@ Expect:  `equimoe show hero` prints 535,477,106,688 parameters and 46,137,344 x 
 
 from pathlib import Path
 
-from equimoe import Checkpoints, Data, Evaluation, Mesh, Optimizer, Recipe, Schedule, preset
+from equimoe import Checkpoints, Data, EquimoeError, Evaluation, Mesh, Optimizer, Recipe, Schedule, preset
 from equimoe.counting import counts
 
 RACKS = 11
@@ -24,6 +24,8 @@ EVALUATE_EVERY_STEPS = 3000
 
 def recipe(racks: int = RACKS) -> Recipe:
     """`racks`: batch and mesh grow with them, the tokens in all stay (rounded to whole steps)."""
+    if racks < 1:
+        raise EquimoeError("racks", "must be at least 1", "The reference run had 11", value=racks)
     model = preset("hero")
     batch_sequences = SEQUENCES_PER_RACK * racks
     tokens_per_step = batch_sequences * model.max_position_embeddings

@@ -18,6 +18,8 @@ from equimoe.evaluate import Score, evaluate
 from equimoe.train import loop
 from equimoe.train.metrics import read_lines
 
+pytestmark = pytest.mark.slow  # they share one trained run and the compile of its model
+
 ROW = 32
 
 

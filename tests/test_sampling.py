@@ -14,6 +14,8 @@ import equimoe
 from equimoe.errors import EquimoeError
 from equimoe.sampling import generate, generate_text, next_token
 
+pytestmark = pytest.mark.slow  # they share one trained run and the compile of its model
+
 ROW = 32
 PROMPT = [0, 40, 80, 120]
 

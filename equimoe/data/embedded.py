@@ -112,8 +112,6 @@ def embedded_corpus(
     if record is None:
         log(f"embedded corpus: reading the documentation of {len(roots)} packages, once")
         record = _extract(path, roots, versions)
-        for line in _package_lines(record):
-            log(line)
     record["missing"] = missing
     log(_total_line(record))
     return EmbeddedCorpus(path, record)
@@ -314,11 +312,6 @@ def _is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _package_lines(record: dict) -> Iterator[str]:
-    for name, entry in record["packages"].items():
-        yield f"embedded corpus: {name} {entry['version']}: {entry['documents']:,} documents, {entry['bytes']:,} bytes"
 
 
 def _total_line(record: dict) -> str:

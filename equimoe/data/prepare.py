@@ -294,8 +294,7 @@ def _summary(prepared: Prepared) -> Iterator[str]:
     yield (
         f"data: {sources['documents']:,} documents, {sources['text_bytes']:,} bytes"
         f" from {len(sources['per_source'])} sources"
-        f" ({sources['skipped_empty']} empty documents, {sources['skipped_repeated_files']} repeated files skipped);"
-        f" sha256 {record['corpus_sha256'][:16]}"
+        f"{_skipped(sources)}; sha256 {record['corpus_sha256'][:16]}"
     )
     for name in ("train", "heldout"):
         part = record[name]
@@ -303,11 +302,18 @@ def _summary(prepared: Prepared) -> Iterator[str]:
             f"data: {name}: {part['documents']:,} documents, {part['text_bytes']:,} bytes, {part['tokens']:,} tokens"
             f" = {part['text_bytes'] / part['tokens']:.2f} bytes per token"
         )
-    yield (
-        f"data: held out but not read: {record['reserved']['documents']:,} documents,"
-        f" {record['reserved']['text_bytes']:,} bytes; cut from those read: {record['heldout_cut_bytes']:,} bytes"
-    )
+    if record["reserved"]["documents"] or record["heldout_cut_bytes"]:
+        yield (
+            f"data: held out but not read: {record['reserved']['documents']:,} documents,"
+            f" {record['reserved']['text_bytes']:,} bytes; cut from those read: {record['heldout_cut_bytes']:,} bytes"
+        )
     yield (
         f"data: tokenizer: {record['tokenizer_entries']:,} of {record['vocabulary']:,} entries;"
         f" sha256 {record['tokenizer_sha256'][:16]}; stored in {prepared.folder}"
     )
+
+
+def _skipped(sources: dict) -> str:
+    """What was left out, named only if there was any."""
+    empty, repeated = sources["skipped_empty"], sources["skipped_repeated_files"]
+    return f" ({empty} empty documents, {repeated} repeated files skipped)" if empty or repeated else ""

@@ -18,7 +18,7 @@ from equimoe.data.embedded import embedded_corpus
 from equimoe.errors import EquimoeError
 from equimoe.recipe import Data
 
-__all__ = ["EMBEDDED", "SourceCounts", "documents", "find_files"]
+__all__ = ["EMBEDDED", "SourceCounts", "absolute", "documents", "find_files"]
 
 EMBEDDED = "embedded"
 FOLDER_SUFFIXES = (".txt", ".md", ".rst", ".jsonl")  # read from a folder; a file named directly may end in anything
@@ -117,6 +117,14 @@ def _sources(data: Data, counts: SourceCounts) -> list[str]:
                 seen.add(identity)
                 ordered.append(name)
     return ordered
+
+
+def absolute(path: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+    """`path` with every file, folder and glob named from the root; `embedded`, URLs and None stay as they are."""
+    if path is None:
+        return None
+    kept = tuple(e if e == EMBEDDED or "://" in e else os.path.abspath(os.path.expanduser(e)) for e in _elements(path))
+    return kept[0] if len(kept) == 1 and isinstance(path, str) else kept
 
 
 def _elements(path: str | tuple[str, ...] | None) -> list[str]:

@@ -37,7 +37,7 @@ def load(src: str | Path, *, revision: str | None = None) -> tuple[Transformer, 
         return load_run(folder)
     if folder.is_dir():
         return load_folder(folder)
-    if isinstance(src, str) and _HUB_ID.fullmatch(src):
+    if isinstance(src, str) and _HUB_ID.fullmatch(src) and not folder.parent.is_dir() and folder.parts[0] != "runs":
         return load_folder(_from_hub(src, revision))
     raise EquimoeError(
         "src", "must be a run folder, a model folder, or a Hub id such as org/name", "Check the path", value=str(src)

@@ -106,16 +106,15 @@ class Recipe:
             "must be a plain folder name",
             "use letters, digits, - and _",
         )
-        for owner, names in (
-            (s, ("steps", "batch_sequences")),
-            (self.evaluation, ("every_steps",)),
-            (self.checkpoints, ("every_steps", "keep")),
-            (o, ("newton_schulz_steps", "quantile_balancing_bins")),
+        for section, names in (
+            ("schedule", ("steps", "batch_sequences")),
+            ("evaluation", ("every_steps",)),
+            ("checkpoints", ("every_steps", "keep")),
+            ("optimizer", ("newton_schulz_steps", "quantile_balancing_bins")),
         ):
             for n in names:
-                problems.require(
-                    getattr(owner, n) >= 1, n, getattr(owner, n), "must be at least 1", "use a positive number"
-                )
+                value = getattr(getattr(self, section), n)
+                problems.require(value >= 1, f"{section}.{n}", value, "must be at least 1", "use a positive number")
         problems.require(
             0 <= s.warmup_fraction < 1,
             "schedule.warmup_fraction",

@@ -20,7 +20,7 @@ def step_line(steps: int, values: Mapping[str, float | int], pace: Pace | None, 
     parts = [
         f"step {values['step']:>{len(str(steps))}}/{steps}",
         f"loss {values['loss']:.4f}",
-        f"gradient {values['gradient_norm']:.3f}",
+        f"grad norm {values['gradient_norm']:.3f}",
         f"load max/mean {values['load_max_over_mean']:.2f}",
         f"dropped {100 * values['dropped_share']:.2f}%",
     ]
@@ -49,7 +49,7 @@ class Display:
         self._progress: Progress | None = None
         if self.console.is_terminal:
             self._progress = Progress(
-                BarColumn(bar_width=24),
+                BarColumn(bar_width=16),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
                 TextColumn("{task.description}"),
@@ -74,7 +74,8 @@ class Display:
         step = int(values["step"])
         line = step_line(self._steps, values, pace, self._steps - step)
         if self._progress is not None:
-            self._progress.update(self._task, completed=step, description=line.split("  ", 1)[1])
+            speed = "" if pace is None else f"  {pace.tokens_per_second:,.0f} tokens/s"
+            self._progress.update(self._task, completed=step, description=f"loss {values['loss']:.3f}{speed}")
         now = time.monotonic()
         if step in (self._start + 1, self._steps) or now - self._last_line > _LINE_EVERY_SECONDS:
             self._last_line = now

@@ -27,6 +27,7 @@ from equimoe import optim
 from equimoe.baselines import baselines
 from equimoe.data.prepare import Prepared, prepare
 from equimoe.data.rows import Batch, Rows, heldout_batches
+from equimoe.data.source import absolute
 from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
 from equimoe.errors import EquimoeError
 from equimoe.evaluate import Score, evaluate, make_scorer
@@ -48,6 +49,7 @@ from equimoe.train.throughput import StepClock, peak_flops
 
 __all__ = ["load_run", "resume_run", "train_recipe"]
 
+_SMALL_HELDOUT_TOKENS = 10_000
 HELDOUT = "heldout"  # the name of the held-out split of the training data among the evaluation sets
 
 
@@ -117,13 +119,16 @@ def load_run(run: Path, step: int | None = None) -> tuple[Transformer, TextToken
 
 
 def _concrete(recipe: Recipe) -> Recipe:
-    """`auto` replaced by what this machine does, so that a run keeps its precision wherever it is resumed."""
+    """`auto` replaced by what this machine does, and paths made absolute: a run resumes the same from any folder."""
     dtype = capabilities().compute_dtype if recipe.compute_dtype == "auto" else recipe.compute_dtype
     newton_schulz = recipe.optimizer.newton_schulz_dtype
     optimizer = dataclasses.replace(
         recipe.optimizer, newton_schulz_dtype=dtype if newton_schulz == "auto" else newton_schulz
     )
-    return dataclasses.replace(recipe, compute_dtype=dtype, optimizer=optimizer)
+    data = dataclasses.replace(recipe.data, path=absolute(recipe.data.path))
+    if data.tokenizer != "train":
+        data = dataclasses.replace(data, tokenizer=str(Path(data.tokenizer).expanduser().absolute()))
+    return dataclasses.replace(recipe, compute_dtype=dtype, optimizer=optimizer, data=data)
 
 
 def _optimizer(recipe: Recipe) -> optax.GradientTransformation:
@@ -179,7 +184,21 @@ def _locked(run: Path) -> Iterator[None]:
                 "run", "is being trained by another process", "Wait for it, or choose another --run", value=str(run)
             ) from None
         checkpoint.remove_incomplete(run / "checkpoints")
-        yield
+        try:
+            yield
+        except KeyboardInterrupt as stop:
+            if not stop.args:  # not the polite one, that has saved and said so
+                print(f"stopped without saving; {_how_to_go_on(run)}")
+            raise
+        finally:
+            if {path.name for path in run.iterdir()} == {".lock"}:  # it failed before there was anything to keep
+                (run / ".lock").unlink()
+                run.rmdir()
+
+
+def _how_to_go_on(run: Path) -> str:
+    started = (run / "recipe.json").exists()
+    return f"continue with: equimoe resume {run}" if started else "nothing was written yet, give the same command again"
 
 
 @dataclass
@@ -210,13 +229,14 @@ class _Session:
             device=capabilities().device_kind,
             compute_dtype=recipe.compute_dtype,
         )
-        with self.display, Interrupt(self.display.say) as interrupt:
+        with Interrupt(self.display.say) as interrupt, self.display:  # Ctrl-C is ours before the bar hides the cursor
+            self.display.say("compiling the step; then a line every 10 seconds")
             if start and self._evaluation_missing(start):
                 self._evaluate(state)
             state, interrupted = self._steps(state, start, interrupt)
         if interrupted:
             print(f"saved at step {int(state.step)}; continue with: equimoe resume {self.run}")
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("saved")
         self._finish(steps)
 
     def _prepare(self, state: TrainState) -> None:
@@ -235,6 +255,14 @@ class _Session:
         self.display = Display(recipe.schedule.steps, int(state.step))
         self.sharding = row_sharding(self.mesh)
         peak, source = peak_flops(recipe.compute_dtype)
+        epochs = recipe.schedule.steps * recipe.schedule.batch_sequences / self.rows.rows_per_epoch
+        self.display.say(
+            f"data: {recipe.total_tokens:,} tokens to train on = {epochs:.2f} epochs of the training split"
+        )
+        if self.prepared.heldout.token_count < _SMALL_HELDOUT_TOKENS:
+            self.display.say(
+                f"data: only {self.prepared.heldout.token_count:,} held-out tokens: their loss says little"
+            )
         self.display.say(f"peak for MFU: {peak / 1e9:,.0f} GFLOP/s ({source})")
         self.clock = StepClock(recipe, peak)
         rates, schedule = run_rates(recipe), recipe.schedule
@@ -366,10 +394,9 @@ class _Session:
         facts: dict[str, float] = {"bits_per_byte": model_bits}
         if self.recipe.evaluation.baselines:
             facts |= self._baselines(steps)
-        print(
-            "held-out bits per byte: "
-            + ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in facts.items())
-        )
+        print("held-out bits per byte, lower is better:")
+        for name, value in sorted(facts.items(), key=lambda fact: fact[1]):
+            print(f"  {'this model' if name == 'bits_per_byte' else name.replace('_', ' '):<18} {value:.4f}")
         self.log.event("finished", step=steps, **facts)
         self.log.sync()
         self.log.close()

@@ -153,10 +153,7 @@ def test_sample_hands_over_its_settings(cli, monkeypatch, tmp_path):
         return " the [value]"
 
     monkeypatch.setattr(importlib.import_module("equimoe.sampling"), "generate_text", fake)
-    monkeypatch.setattr(
-        importlib.import_module("equimoe.hub.load"), "load", lambda src: (f"model of {src}", "tokenizer")
-    )
-    monkeypatch.delitem(equimoe.__dict__, "load", raising=False)
+    monkeypatch.setattr(equimoe, "load", lambda src: (f"model of {src}", "tokenizer"))
     code, out, _ = cli(
         "sample", "tiny", "Returns", "--tokens", "8", "--temperature", "0.5", "--top-k", "3", "--seed", "7"
     )

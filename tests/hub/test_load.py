@@ -24,6 +24,8 @@ from equimoe.model.init import leaves_by_path
 from equimoe.train.checkpoint import read_layer
 from equimoe.weights import describe
 
+pytestmark = pytest.mark.slow  # they share one trained run and the compile of its model
+
 
 @pytest.fixture(scope="module")
 def from_run(tiny):

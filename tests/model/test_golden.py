@@ -225,6 +225,7 @@ def golden_d(golden):
     return goldens.assembled(config, goldens.with_prefix(tensors, "weight.")), tensors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", ["unpacked", "packed"])
 def test_forward_d(golden, mask):
     model, tensors = golden_d(golden)
@@ -239,6 +240,7 @@ def test_forward_d(golden, mask):
     assert worst(terms.cross_entropy, tensors[f"{mask}.ce_mean"][0]) <= FORWARD
 
 
+@pytest.mark.slow
 def test_gradients_d(golden):
     model, tensors = golden_d(golden)
     (value, _), gradients = loss_and_gradients()(
