@@ -85,6 +85,7 @@ def test_the_run_made_these_steps(tiny, three_steps):
 
 
 @pytest.mark.slow
+@pytest.mark.slow  # compiles loss, gradients and optimizer apart from the step
 def test_three_steps_are_the_loop_written_by_hand(pieces, three_steps):
     """Bias from betas, value and gradients, optimizer update, next betas: compiled apart, so equal up to rounding."""
     recipe, optimizer, state, _, batches = pieces
