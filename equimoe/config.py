@@ -78,6 +78,10 @@ class ModelConfig:
                     f"must be a whole number of at least {minimum}",
                     "set a size",
                 )
+            if field.type == "bool":
+                problems.require(
+                    isinstance(value, bool), field.name, value, "must be true or false", "write it without quotes"
+                )
             if field.type == "float":
                 positive = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
                 problems.require(

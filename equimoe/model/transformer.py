@@ -17,6 +17,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32, PyTree
 
 from equimoe.config import ModelConfig
@@ -182,4 +183,10 @@ def checked_segments(token_ids: Array, segment_ids: Array | None, config: ModelC
             "Number the documents of the same rows",
             value=list(segment_ids.shape),
         )
-    return segment_ids
+    if isinstance(segment_ids, np.ndarray) and segment_ids.size:  # JAX would cut wider ones to 32 bits without a word
+        low, high = int(segment_ids.min()), int(segment_ids.max())
+        if low < -(2**31) or high >= 2**31:
+            raise EquimoeError(
+                "segment_ids", "must fit in 32 bits", "Number the documents of a row from 0", value=(low, high)
+            )
+    return jnp.asarray(segment_ids, jnp.int32)

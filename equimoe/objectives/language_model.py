@@ -82,7 +82,9 @@ def loss_and_terms(
     hidden, layers = forward(model, token_ids, segment_ids, compute_dtype=compute_dtype, observe=observe)
     targets = jnp.concatenate([token_ids[:, 1:], token_ids[:, :1]], axis=1)  # the last one has no weight
     per_token, log_total = cross_entropy(hidden.reshape(-1, hidden.shape[-1]), model.lm_head, targets.reshape(-1))
-    flat = weight.reshape(-1).astype(jnp.float32)
+    # The last position has no target in the row, whatever weight the caller gave it.
+    has_target = jnp.arange(weight.shape[1]) < weight.shape[1] - 1
+    flat = jnp.where(has_target[None], weight, 0.0).reshape(-1).astype(jnp.float32)
     total = jnp.sum(flat)
     scale = 1.0 / jnp.where(total > 0.0, total, 1.0)
     mean_ce = jnp.sum(flat * per_token) * scale

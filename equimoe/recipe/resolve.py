@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 import traceback
 import types
 import typing
@@ -188,9 +189,10 @@ def _load(path: Path) -> Callable[..., Any]:
     """The function `recipe` of a file, compiled from its text: no stale bytecode, no __pycache__ beside it."""
     module = types.ModuleType(f"equimoe_recipe_{path.stem}")
     module.__file__ = str(path.resolve())
+    sys.modules[module.__name__] = module  # dataclasses of the file look themselves up there
     try:
         exec(compile(path.read_bytes(), module.__file__, "exec"), module.__dict__)
-    except Exception as error:  # whatever a user's file raises is named with its place
+    except (Exception, SystemExit) as error:  # whatever a user's file raises is named with its place
         raise _inside(path, error) from error
     function = getattr(module, "recipe", None)
     if not inspect.isfunction(function):
@@ -205,7 +207,7 @@ def _load(path: Path) -> Callable[..., Any]:
 def _call(function: Callable[..., Any], arguments: Mapping[str, Any], path: Path) -> Recipe:
     try:
         recipe = function(**arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _inside(path, error) from error
     if not isinstance(recipe, Recipe):
         raise EquimoeError(
@@ -218,7 +220,7 @@ def _call(function: Callable[..., Any], arguments: Mapping[str, Any], path: Path
     return record_from_dict(Recipe, recipe.to_dict(), f"recipe file {path}")
 
 
-def _inside(path: Path, error: Exception) -> EquimoeError:
+def _inside(path: Path, error: BaseException) -> EquimoeError:
     """An error raised inside a recipe file, with the file and line of the user's that led to it."""
     full = str(path.resolve())
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == full]

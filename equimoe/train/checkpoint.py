@@ -63,7 +63,7 @@ def save(folder: Path, state: TrainState, *, sequences: int, tokenizer: bytes, k
         os.rename(temporary, final)
         sync_folder(folder)
         write_file(final / MARKER, [b"complete\n"])
-    except OSError as error:
+    except (OSError, ValueError) as error:  # TensorStore reports a full disk as a ValueError
         raise EquimoeError(
             "checkpoint",
             f"could not be written ({error})",

@@ -183,7 +183,8 @@ def _locked(run: Path) -> Iterator[None]:
             raise EquimoeError(
                 "run", "is being trained by another process", "Wait for it, or choose another --run", value=str(run)
             ) from None
-        checkpoint.remove_incomplete(run / "checkpoints")
+        for name in checkpoint.remove_incomplete(run / "checkpoints"):
+            print(f"removed {name} from {run / 'checkpoints'}: its save was interrupted, it has no marker")
         try:
             yield
         except KeyboardInterrupt as stop:

@@ -161,7 +161,7 @@ def _step_of(line: str) -> int | None:
         return None
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 
