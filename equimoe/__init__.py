@@ -20,10 +20,13 @@ _PUBLIC = {
     "Data": ("equimoe.recipe.record", "Data"),
     "EquimoeError": ("equimoe.errors", "EquimoeError"),
     "Evaluation": ("equimoe.recipe.record", "Evaluation"),
+    "HeldOutSet": ("equimoe.recipe.record", "HeldOutSet"),
+    "Logging": ("equimoe.recipe.record", "Logging"),
     "Mesh": ("equimoe.recipe.record", "Mesh"),
     "ModelConfig": ("equimoe.config", "ModelConfig"),
     "Optimizer": ("equimoe.recipe.record", "Optimizer"),
     "Recipe": ("equimoe.recipe.record", "Recipe"),
+    "Samples": ("equimoe.recipe.record", "Samples"),
     "Schedule": ("equimoe.recipe.record", "Schedule"),
     "Transformer": ("equimoe.model.transformer", "Transformer"),
     "counts": ("equimoe.counting", "counts"),
@@ -49,7 +52,18 @@ if TYPE_CHECKING:  # what the lazy names are, for type checkers and editors
     from equimoe.model.transformer import Transformer
     from equimoe.objectives.language_model import loss
     from equimoe.presets import derive, preset
-    from equimoe.recipe import Checkpoints, Data, Evaluation, Mesh, Optimizer, Recipe, Schedule
+    from equimoe.recipe import (
+        Checkpoints,
+        Data,
+        Evaluation,
+        HeldOutSet,
+        Logging,
+        Mesh,
+        Optimizer,
+        Recipe,
+        Samples,
+        Schedule,
+    )
     from equimoe.sampling import generate
     from equimoe.train.loop import resume_run, train_recipe
 

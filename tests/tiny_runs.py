@@ -88,12 +88,12 @@ def _programs() -> dict[str, Callable]:
     from equimoe.recipe import Recipe
     from equimoe.train import loop
 
-    real = {name: getattr(loop, name) for name in ("_optimizer", "make_step", "create_state")}
+    real = {name: getattr(loop, name) for name in ("make_optimizer", "make_step", "create_state")}
     steps, states = {}, {}
 
     @cache
     def optimizer_of(model, optimizer, schedule):
-        return real["_optimizer"](Recipe(name="x", model=model, optimizer=optimizer, schedule=schedule))
+        return real["make_optimizer"](Recipe(name="x", model=model, optimizer=optimizer, schedule=schedule))
 
     def make_step(optimizer, *, shardings, **settings):
         key = (id(optimizer), *settings.items())
@@ -108,7 +108,7 @@ def _programs() -> dict[str, Callable]:
         return jax.tree.map(lambda a: a.copy(), states[name])  # the step takes the state's memory for the next one
 
     return {
-        "_optimizer": lambda recipe: optimizer_of(recipe.model, recipe.optimizer, recipe.schedule),
+        "make_optimizer": lambda recipe: optimizer_of(recipe.model, recipe.optimizer, recipe.schedule),
         "make_step": make_step,
         "create_state": create_state,
         "make_scorer": cache(loop.make_scorer),
@@ -132,7 +132,7 @@ def restored(tiny: Tiny, checkpoint_folder: Path):
 
     recipe = tiny.recipe
     mesh = make_mesh(recipe.mesh, recipe.model, recipe.schedule.batch_sequences)
-    optimizer = _programs()["_optimizer"](loop._concrete(recipe))
+    optimizer = _programs()["make_optimizer"](loop._concrete(recipe))
     return checkpoint.restore(checkpoint_folder, abstract_state(recipe.model, optimizer, mesh))
 
 

@@ -15,7 +15,7 @@ from equimoe.hub.safetensors_files import open_folder, read_json
 from equimoe.hub.tensors import read_tensors
 from equimoe.model.init import assemble
 from equimoe.model.transformer import Transformer
-from equimoe.train.loop import load_run
+from equimoe.train.reading import load_run
 from equimoe.weights import describe
 
 __all__ = ["load", "load_folder"]

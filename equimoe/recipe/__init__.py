@@ -1,5 +1,27 @@
 """What to run: the record, how a command line becomes one, how a run folder keeps it. Plain Python, no JAX."""
 
-from equimoe.recipe.record import Checkpoints, Data, Evaluation, Mesh, Optimizer, Recipe, Schedule
+from equimoe.recipe.record import (
+    Checkpoints,
+    Data,
+    Evaluation,
+    HeldOutSet,
+    Logging,
+    Mesh,
+    Optimizer,
+    Recipe,
+    Samples,
+    Schedule,
+)
 
-__all__ = ["Checkpoints", "Data", "Evaluation", "Mesh", "Optimizer", "Recipe", "Schedule"]
+__all__ = [
+    "Checkpoints",
+    "Data",
+    "Evaluation",
+    "HeldOutSet",
+    "Logging",
+    "Mesh",
+    "Optimizer",
+    "Recipe",
+    "Samples",
+    "Schedule",
+]

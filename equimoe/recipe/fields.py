@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from equimoe.errors import EquimoeError, Problems
 
-__all__ = ["conform", "field_types", "leaf_types", "nearest", "parse", "record_from_dict", "words"]
+__all__ = ["conform", "field_types", "leaf_types", "named_records", "nearest", "parse", "record_from_dict", "words"]
 
 
 @cache
@@ -28,14 +28,26 @@ def field_types(record: type) -> Mapping[str, Any]:
 
 
 def leaf_types(record: type, prefix: str = "") -> dict[str, Any]:
-    """Dotted path -> type of every value in a tree of dataclasses, in order: what can be overridden."""
+    """Dotted path -> type of every value in a tree of dataclasses, in order: what can be overridden.
+
+    Records under names of the user's (`evals`) have no fixed path and are not in it.
+    """
     found: dict[str, Any] = {}
     for name, kind in field_types(record).items():
         if dataclasses.is_dataclass(kind):
             found |= leaf_types(kind, f"{prefix}{name}.")
+        elif named_records(kind) is not None:
+            continue
         else:
             found[f"{prefix}{name}"] = kind
     return found
+
+
+def named_records(kind: Any) -> type | None:
+    """The record type of a field that holds records by name, `Mapping[str, Record]`; None for any other field."""
+    arguments = get_args(kind)
+    is_mapping = get_origin(kind) is Mapping and dataclasses.is_dataclass(arguments[1])
+    return arguments[1] if is_mapping else None
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -153,6 +165,8 @@ def _build(record: type, values: Any, prefix: str, problems: Problems) -> Any:
             problems.require(not needed, path, None, "is missing", "add it")
         elif dataclasses.is_dataclass(kind):
             ready[field.name] = _build(kind, values[field.name], f"{path}.", problems)
+        elif (inner := named_records(kind)) is not None:
+            ready[field.name] = _build_named(inner, values[field.name], f"{path}.", problems)
         else:
             try:
                 ready[field.name] = conform(values[field.name], kind)
@@ -165,6 +179,14 @@ def _build(record: type, values: Any, prefix: str, problems: Problems) -> Any:
     except EquimoeError as error:
         problems.include(error)
         return None
+
+
+def _build_named(record: type, values: Any, prefix: str, problems: Problems) -> Any:
+    """Records by name: `{"code": {...}, "prose": {...}}`."""
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+        problems.require(False, prefix.rstrip("."), values, "must be records by name", 'write {"name": {...}}')
+        return None
+    return {name: _build(record, entry, f"{prefix}{name}.", problems) for name, entry in values.items()}
 
 
 def _is_union(kind: Any) -> bool:

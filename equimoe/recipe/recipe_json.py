@@ -14,6 +14,7 @@ import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import equimoe
@@ -21,7 +22,7 @@ from equimoe.errors import EquimoeError
 from equimoe.recipe import Recipe
 from equimoe.recipe.fields import record_from_dict
 
-__all__ = ["new_provenance", "recipe_from_json", "recipe_to_json", "refuse_secrets"]
+__all__ = ["new_provenance", "read_recipe", "recipe_from_json", "recipe_to_json", "refuse_secrets"]
 
 FORMAT, FORMAT_VERSION = "equimoe-recipe", 1
 
@@ -74,6 +75,17 @@ def recipe_from_json(text: str, name: str = "recipe.json") -> tuple[Recipe, dict
             name, f"must hold exactly {', '.join(sorted(known))}", "Restore the file", value=", ".join(wrong)
         )
     return record_from_dict(Recipe, record["recipe"], name), record["provenance"]
+
+
+def read_recipe(run: Path) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe and the provenance of a run folder."""
+    try:
+        text = (run / "recipe.json").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise EquimoeError(
+            "run", f"must hold a readable recipe.json ({error})", "Name the folder of a run", value=str(run)
+        ) from None
+    return recipe_from_json(text, str(run / "recipe.json"))
 
 
 def refuse_secrets(values: Any) -> None:

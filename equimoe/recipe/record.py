@@ -8,12 +8,25 @@ Everything here is plain Python: reading or checking a recipe imports no JAX.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from equimoe.config import ModelConfig
 from equimoe.errors import Problems
 
-__all__ = ["Checkpoints", "Data", "Evaluation", "Mesh", "Optimizer", "Recipe", "Schedule"]
+__all__ = [
+    "Checkpoints",
+    "Data",
+    "Evaluation",
+    "HeldOutSet",
+    "Logging",
+    "Mesh",
+    "Optimizer",
+    "Recipe",
+    "Samples",
+    "Schedule",
+]
 
 
 @dataclass(frozen=True)
@@ -24,8 +37,9 @@ class Data:
     """
 
     path: str | tuple[str, ...] | None = "embedded"
-    text_field: str = "text"  # the field of a JSONL line that holds the document
-    tokenizer: str = "train"  # `train`: byte-level BPE on the training split; else the path of a tokenizer.json
+    text_field: str = "text"  # the field of a JSONL line or the column of a Parquet file that holds the document
+    max_bytes: int | None = None  # read at most this much text, in order; a Hub dataset may be larger than your disk
+    tokenizer: str = "train"  # `train`: byte-level BPE on the training split; else a tokenizer.json, or a Hub id
     heldout_fraction: float = 0.02  # share of documents, chosen by content hash, never trained on
     heldout_max_bytes: int = 400_000  # evaluation reads at most this much of it
 
@@ -53,20 +67,54 @@ class Schedule:
 
     steps: int
     batch_sequences: int
+    accumulation: int = 1  # micro-batches that a step's batch is cut into, one after another: less memory, same update
     warmup_fraction: float = 0.01
     final_fraction: float = 0.05
 
 
 @dataclass(frozen=True)
+class HeldOutSet:
+    """A named set of documents to evaluate on. None of them may be in the training data; that is not checked."""
+
+    path: str | tuple[str, ...]  # as `data.path`
+    text_field: str = "text"
+    max_bytes: int = 400_000  # documents are read in order up to this much text, the rest is not read
+    every_steps: int | None = None  # None: `evaluation.every_steps`
+
+
+@dataclass(frozen=True)
 class Evaluation:
+    """When held-out sets are scored: the split of the training data (`heldout`) and those of `evals`."""
+
     every_steps: int = 3000  # also once at the end
+    at_first_step: bool = True  # so that a mistake in the evaluation is found in the first minute (hero_spec section 7)
     baselines: bool = False  # fit unigram and Kneser-Ney bigram on the tokens trained on, print them beside the model
 
 
 @dataclass(frozen=True)
 class Checkpoints:
+    """When the state is saved, and what is kept. Older checkpoints go only after a newer one is committed."""
+
     every_steps: int = 6000  # also once at the end
-    keep: int = 2  # newest kept; older ones are removed after a newer one is committed
+    permanent_every_steps: int | None = None  # saved as well, and never removed
+    rolling_minutes: float | None = 60.0  # save also when the last save is this old; None: by steps only
+    keep: int = 2  # newest kept of those that are not permanent
+    asynchronous: bool = True  # training goes on while the copy of the state is written
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Texts that the model writes while it trains, to `samples/<step>.jsonl` of the run."""
+
+    every_steps: int | None = None  # None: no samples
+    prompts: tuple[str, ...] = ("The function returns",)
+    tokens: int = 64
+    temperature: float = 0.8
+
+
+@dataclass(frozen=True)
+class Logging:
+    norms_every_steps: int = 10  # gradient and parameter norms per optimizer group (hero_spec section 7)
 
 
 @dataclass(frozen=True)
@@ -79,6 +127,44 @@ class Mesh:
     model: int = 1
 
 
+# What a single value must be: rule, remedy, the check, the fields it is for. None is always allowed where a field is
+# optional.
+_RULES: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
+    (
+        "must be at least 1",
+        "use a positive number",
+        lambda v: v >= 1,
+        "schedule.steps schedule.batch_sequences schedule.accumulation evaluation.every_steps checkpoints.every_steps "
+        "checkpoints.permanent_every_steps checkpoints.keep samples.every_steps samples.tokens "
+        "logging.norms_every_steps optimizer.newton_schulz_steps optimizer.quantile_balancing_bins "
+        "data.heldout_max_bytes data.max_bytes",
+    ),
+    ("must be in [0, 1)", "the hero uses 0.01", lambda v: 0 <= v < 1, "schedule.warmup_fraction"),
+    ("must be in [0, 1]", "the hero uses 0.05", lambda v: 0 <= v <= 1, "schedule.final_fraction"),
+    ("must be in (0, 1)", "use 0.02", lambda v: 0 < v < 1, "data.heldout_fraction"),
+    (
+        "must be above 0",
+        "leave it out to derive it",
+        lambda v: v > 0,
+        "optimizer.muonh_lr optimizer.adam_lr optimizer.epsilon",
+    ),
+    (
+        "must be in [0, 1)",
+        "leave it out",
+        lambda v: 0 <= v < 1,
+        "optimizer.beta1 optimizer.beta2 optimizer.momentum",
+    ),
+    ("must be above 0", "use 60, or none", lambda v: v > 0, "checkpoints.rolling_minutes"),
+    ("must be 0 or above", "0 is greedy", lambda v: v >= 0, "samples.temperature"),
+    (
+        "must be auto, float32 or bfloat16",
+        "use auto",
+        lambda v: v in ("auto", "float32", "bfloat16"),
+        "compute_dtype optimizer.newton_schulz_dtype",
+    ),
+)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """One training run. `purpose` and `cost` are the lines that `equimoe recipes` prints."""
@@ -89,7 +175,10 @@ class Recipe:
     data: Data = field(default_factory=Data)
     optimizer: Optimizer = field(default_factory=Optimizer)
     evaluation: Evaluation = field(default_factory=Evaluation)
+    evals: Mapping[str, HeldOutSet] = field(default_factory=dict)  # name -> documents, beside the training data's split
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    samples: Samples = field(default_factory=Samples)
+    logging: Logging = field(default_factory=Logging)
     mesh: Mesh = field(default_factory=Mesh)
     compute_dtype: str = "auto"  # auto: bfloat16 on an accelerator, float32 on CPU
     seed: int = 0
@@ -98,7 +187,6 @@ class Recipe:
 
     def __post_init__(self) -> None:
         problems = Problems(f"recipe {self.name!r}")
-        s, o, d = self.schedule, self.optimizer, self.data
         problems.require(
             bool(self.name) and "/" not in self.name and self.name not in (".", ".."),
             "name",
@@ -106,59 +194,25 @@ class Recipe:
             "must be a plain folder name",
             "use letters, digits, - and _",
         )
-        for section, names in (
-            ("schedule", ("steps", "batch_sequences")),
-            ("evaluation", ("every_steps",)),
-            ("checkpoints", ("every_steps", "keep")),
-            ("optimizer", ("newton_schulz_steps", "quantile_balancing_bins")),
-        ):
-            for n in names:
-                value = getattr(getattr(self, section), n)
-                problems.require(value >= 1, f"{section}.{n}", value, "must be at least 1", "use a positive number")
+        for rule, remedy, holds, paths in _RULES:
+            for path in paths.split():
+                value = self._at(path)
+                problems.require(value is None or holds(value), path, value, rule, remedy)
+        accumulation, batch = self.schedule.accumulation, self.schedule.batch_sequences
         problems.require(
-            0 <= s.warmup_fraction < 1,
-            "schedule.warmup_fraction",
-            s.warmup_fraction,
-            "must be in [0, 1)",
-            "the hero uses 0.01",
+            accumulation < 1 or batch % accumulation == 0,
+            "schedule.accumulation",
+            accumulation,
+            f"must divide schedule.batch_sequences ({batch})",
+            "use a divisor",
         )
-        problems.require(
-            0 <= s.final_fraction <= 1,
-            "schedule.final_fraction",
-            s.final_fraction,
-            "must be in [0, 1]",
-            "the hero uses 0.05",
-        )
-        problems.require(
-            0 < d.heldout_fraction < 1, "data.heldout_fraction", d.heldout_fraction, "must be in (0, 1)", "use 0.02"
-        )
-        problems.require(
-            d.heldout_max_bytes >= 1, "data.heldout_max_bytes", d.heldout_max_bytes, "must be at least 1", "use 400000"
-        )
-        for n in ("muonh_lr", "adam_lr", "epsilon"):
-            problems.require(
-                getattr(o, n) is None or getattr(o, n) > 0,
-                f"optimizer.{n}",
-                getattr(o, n),
-                "must be above 0",
-                "leave it out to derive it",
-            )
-        for n in ("beta1", "beta2", "momentum"):
-            problems.require(
-                getattr(o, n) is None or 0 <= getattr(o, n) < 1,
-                f"optimizer.{n}",
-                getattr(o, n),
-                "must be in [0, 1)",
-                "leave it out",
-            )
-        for n, value in (
-            ("compute_dtype", self.compute_dtype),
-            ("optimizer.newton_schulz_dtype", o.newton_schulz_dtype),
-        ):
-            problems.require(
-                value in ("auto", "float32", "bfloat16"), n, value, "must be auto, float32 or bfloat16", "use auto"
-            )
         problems.raise_if_any()
+
+    def _at(self, path: str) -> Any:
+        value: Any = self
+        for name in path.split("."):
+            value = getattr(value, name)
+        return value
 
     @property
     def tokens_per_step(self) -> int:

@@ -28,17 +28,15 @@ from equimoe.baselines import baselines
 from equimoe.data.prepare import Prepared, prepare
 from equimoe.data.rows import Batch, Rows, heldout_batches
 from equimoe.data.source import absolute
-from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
 from equimoe.errors import EquimoeError
 from equimoe.evaluate import Score, evaluate, make_scorer
 from equimoe.files import write_file
-from equimoe.model.transformer import Transformer
 from equimoe.optim.rates import warmup_then_linear
 from equimoe.parallel.capabilities import capabilities, device_memory_bytes
 from equimoe.parallel.mesh import make_mesh, row_sharding
 from equimoe.plan.arithmetic import refuse_if_too_large, run_rates
 from equimoe.recipe import Recipe
-from equimoe.recipe.recipe_json import new_provenance, recipe_from_json, recipe_to_json
+from equimoe.recipe.recipe_json import new_provenance, read_recipe, recipe_to_json
 from equimoe.train import checkpoint
 from equimoe.train.display import Display
 from equimoe.train.interrupt import Interrupt
@@ -47,7 +45,7 @@ from equimoe.train.state import TrainState, abstract_state, create_state, state_
 from equimoe.train.step import StepMetrics, make_step
 from equimoe.train.throughput import StepClock, peak_flops
 
-__all__ = ["load_run", "resume_run", "train_recipe"]
+__all__ = ["make_optimizer", "resume_run", "train_recipe"]
 
 _SMALL_HELDOUT_TOKENS = 10_000
 HELDOUT = "heldout"  # the name of the held-out split of the training data among the evaluation sets
@@ -73,7 +71,7 @@ def train_recipe(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None
         kept = {**(provenance or new_provenance("python")), "data": _data_identity(prepared)}
         write_file(run / "recipe.json", [recipe_to_json(recipe, kept).encode()])
         rewind(run, 0)  # lines of an attempt that never reached a checkpoint
-        session = _Session(recipe, run, prepared, mesh, _optimizer(recipe))
+        session = _Session(recipe, run, prepared, mesh, make_optimizer(recipe))
         session.go(session.fresh_state(), "started")
 
 
@@ -82,12 +80,12 @@ def resume_run(run: Path) -> None:
 
     Raises EquimoeError if the data is no longer what the run was trained on, or the checkpoint is damaged.
     """
-    recipe, provenance = _read_recipe(run)
+    recipe, provenance = read_recipe(run)
     mesh = _mesh_that_fits(recipe)
     with _locked(run):
         prepared = prepare(recipe.data, recipe.model.vocab_size, print)
         _check_same_data(provenance.get("data", {}), prepared, run)
-        session = _Session(recipe, run, prepared, mesh, _optimizer(recipe))
+        session = _Session(recipe, run, prepared, mesh, make_optimizer(recipe))
         steps = checkpoint.committed_steps(run / "checkpoints")
         if steps:
             newest = run / "checkpoints" / str(steps[-1])
@@ -104,20 +102,6 @@ def _mesh_that_fits(recipe: Recipe) -> Mesh:
     return make_mesh(recipe.mesh, recipe.model, recipe.schedule.batch_sequences)
 
 
-def load_run(run: Path, step: int | None = None) -> tuple[Transformer, TextTokenizer]:
-    """The model of a run at a checkpoint (default the newest), pending router bias applied, and its tokenizer."""
-    recipe, _ = _read_recipe(run)
-    folder = checkpoint.newest_checkpoint(run) if step is None else run / "checkpoints" / str(step)
-    mesh = make_mesh(
-        dataclasses.replace(recipe.mesh, replica=1, data=1, expert=-1, model=1), recipe.model, jax.device_count()
-    )
-    state = checkpoint.restore(folder, abstract_state(recipe.model, _optimizer(recipe), mesh))
-    return (
-        with_pending_bias(state.model, state.betas),
-        load_tokenizer(folder / checkpoint.TOKENIZER, recipe.model.vocab_size),
-    )
-
-
 def _concrete(recipe: Recipe) -> Recipe:
     """`auto` replaced by what this machine does, and paths made absolute: a run resumes the same from any folder."""
     dtype = capabilities().compute_dtype if recipe.compute_dtype == "auto" else recipe.compute_dtype
@@ -131,7 +115,8 @@ def _concrete(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, compute_dtype=dtype, optimizer=optimizer, data=data)
 
 
-def _optimizer(recipe: Recipe) -> optax.GradientTransformation:
+def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
+    """The optimizer of a run, by its recipe."""
     settings, schedule = recipe.optimizer, recipe.schedule
     return optim.make(
         recipe.model,
@@ -144,16 +129,6 @@ def _optimizer(recipe: Recipe) -> optax.GradientTransformation:
         newton_schulz_dtype=settings.newton_schulz_dtype,
         gate_router_decay=settings.gate_router_decay,
     )
-
-
-def _read_recipe(run: Path) -> tuple[Recipe, dict[str, Any]]:
-    try:
-        text = (run / "recipe.json").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise EquimoeError(
-            "run", f"must hold a readable recipe.json ({error})", "Name the folder of a run", value=str(run)
-        ) from None
-    return recipe_from_json(text, str(run / "recipe.json"))
 
 
 def _data_identity(prepared: Prepared) -> dict[str, str]:

@@ -22,6 +22,7 @@ from equimoe.recipe.recipe_json import recipe_from_json
 from equimoe.train import checkpoint, loop
 from equimoe.train.checkpoint import committed_steps
 from equimoe.train.metrics import read_lines
+from equimoe.train.reading import load_run
 
 
 class Killed(BaseException):
@@ -312,9 +313,9 @@ def test_a_value_that_is_not_finite_stops_the_run_before_the_save(tiny, run, ass
 
 
 def test_load_run_takes_the_newest_checkpoint_or_the_one_asked_for(tiny, trained_state):
-    newest, eighth = loop.load_run(tiny.run)[0], loop.load_run(tiny.run, 8)[0]
+    newest, eighth = load_run(tiny.run)[0], load_run(tiny.run, 8)[0]
     np.testing.assert_array_equal(newest.lm_head, trained_state.model.lm_head)
     np.testing.assert_array_equal(eighth.lm_head, restored(tiny, tiny.run / "checkpoints" / "8").model.lm_head)
     assert (newest.lm_head != eighth.lm_head).any()
     with pytest.raises(EquimoeError, match="is not complete"):
-        loop.load_run(tiny.run, 5)
+        load_run(tiny.run, 5)

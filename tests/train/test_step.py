@@ -25,7 +25,7 @@ def pieces(tiny):
     with pytest.MonkeyPatch.context() as patches:
         compile_once(patches)
         recipe = loop._concrete(tiny.recipe)
-        optimizer = loop._optimizer(recipe)
+        optimizer = loop.make_optimizer(recipe)
         mesh = make_mesh(recipe.mesh, recipe.model, recipe.schedule.batch_sequences)
         state = loop.create_state(recipe.model, optimizer, mesh, key=jax.random.key(recipe.seed))
         step = loop.make_step(
