@@ -1,18 +1,18 @@
-"""Routed and shared experts: SwiGLU MLPs, stacked."""
+"""Routed and shared experts: SwiGLU MLPs, stacked; and the routed sum over the parts of a dispatch."""
 
 from __future__ import annotations
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float32
 
 from equimoe.model.grouped_matmul import grouped_matmul
 from equimoe.model.linear import linear
 from equimoe.model.norm import rms_norm
-from equimoe.parallel.local import Dispatch
+from equimoe.parallel.local import Dispatch, Slots, combine, dispatch
 
-__all__ = ["Experts", "Latent", "SharedExperts"]
+__all__ = ["Experts", "Latent", "SharedExperts", "routed_sum"]
 
 
 class Latent(eqx.Module):
@@ -36,9 +36,60 @@ class Experts(eqx.Module):
     up: Float[Array, "*layer E L I"]
     down: Float[Array, "*layer E I L"]
 
-    def __call__(self, rows: Float[Array, "P L"], plan: Dispatch) -> Float[Array, "P L"]:
-        inner = jax.nn.silu(grouped_matmul(rows, self.gate, plan)) * grouped_matmul(rows, self.up, plan)
-        return grouped_matmul(inner, self.down, plan)
+    def __call__(self, rows: Float[Array, "P L"], slots: Slots) -> Float[Array, "P L"]:
+        inner = jax.nn.silu(grouped_matmul(rows, self.gate, slots)) * grouped_matmul(rows, self.up, slots)
+        return grouped_matmul(inner, self.down, slots)
+
+
+def routed_sum(
+    experts: Experts, x: Float[Array, "T L"], weights: Float32[Array, "T K"], plan: Dispatch
+) -> Float32[Array, "T L"]:
+    """Every token's K experts, weighted and summed: dispatch -> experts -> combine, over each part of the plan.
+
+    A second part, the overflow, is computed only where it holds a row.
+    """
+    first, *overflow = plan.parts
+    return _even_and_overflow(experts, x, weights, first, *overflow) if overflow else _part(experts, x, weights, first)
+
+
+def _part(experts: Experts, x: Array, weights: Array, slots: Slots) -> Array:
+    with jax.named_scope("dispatch"):
+        rows = dispatch(x, slots)
+    with jax.named_scope("experts"):
+        rows = experts(rows, slots)
+    with jax.named_scope("combine"):
+        return combine(rows, weights, slots)
+
+
+@jax.custom_vjp
+def _even_and_overflow(experts: Experts, x: Array, weights: Array, even: Slots, overflow: Slots) -> Array:
+    """A custom VJP, because differentiating the `cond` would make it hand over the buffers of an empty overflow,
+    whole and zero, from the forward to the backward. It recomputes instead, as the layer around it does anyway."""
+    y = _part(experts, x, weights, even)
+    return jax.lax.cond(overflow.used_blocks > 0, lambda: y + _part(experts, x, weights, overflow), lambda: y)
+
+
+def _sum_forward(experts, x, weights, even, overflow):
+    return _even_and_overflow(experts, x, weights, even, overflow), (experts, x, weights, even, overflow)
+
+
+def _sum_backward(saved, d_y):
+    experts, x, weights, even, overflow = saved
+
+    def gradients(slots):
+        _, pull = jax.vjp(lambda *inputs: _part(*inputs, slots), experts, x, weights)
+        return pull(d_y)
+
+    found = gradients(even)
+    found = jax.lax.cond(
+        overflow.used_blocks > 0,
+        lambda: jax.tree.map(jnp.add, found, gradients(overflow)),
+        lambda: found,
+    )
+    return (*found, None, None)
+
+
+_even_and_overflow.defvjp(_sum_forward, _sum_backward)
 
 
 class SharedExperts(eqx.Module):

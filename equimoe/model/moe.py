@@ -8,14 +8,16 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from equimoe.config import ModelConfig
-from equimoe.model.experts import Experts, Latent, SharedExperts
+from equimoe.model.experts import Experts, Latent, SharedExperts, routed_sum
 from equimoe.model.router import Router, Routing
 from equimoe.model.short_conv import short_conv
-from equimoe.parallel.local import Dispatch, combine, dispatch, plan_dispatch
+from equimoe.parallel.capabilities import even_expert_rows
+from equimoe.parallel.local import Dispatch, plan_dispatch
 
-__all__ = ["DISPATCH_PLAN", "MoE"]
+__all__ = ["DISPATCH_PLAN", "ROUTED", "MoE"]
 
-DISPATCH_PLAN = "dispatch_plan"  # name of what the rematerialised layer keeps
+# Names of what a rematerialised layer may keep instead of computing it again.
+DISPATCH_PLAN, ROUTED = "dispatch_plan", "routed"
 
 
 class MoE(eqx.Module):
@@ -36,14 +38,13 @@ class MoE(eqx.Module):
             routing = self.router(flat, segment_ids.reshape(-1) >= 0, config.num_experts_per_tok)
         with jax.named_scope("dispatch"):
             narrow = flat if self.latent is None else self.latent.enter(flat, config.rms_norm_eps)
-            plan = plan_dispatch(routing.selected, routing.valid, config.num_experts)
+            room = even_expert_rows(routing.selected.size, config.num_experts)
+            plan = plan_dispatch(routing.selected, routing.valid, config.num_experts, even_rows=room)
             # A few integers per token: cheaper to keep for the backward than to sort again.
             plan = jax.tree.map(lambda a: checkpoint_name(a, DISPATCH_PLAN), plan)
-            rows = dispatch(narrow, plan)
-        with jax.named_scope("experts"):
-            rows = self.experts(rows, plan)
+        routed = routed_sum(self.experts, narrow, routing.weights, plan).astype(flat.dtype)
+        routed = checkpoint_name(routed, ROUTED)
         with jax.named_scope("combine"):
-            routed = combine(rows, routing.weights, plan)
             out = routed if self.latent is None else self.latent.leave(routed)
         if self.shared is not None:
             out = out + self.shared(flat)

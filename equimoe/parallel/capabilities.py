@@ -17,7 +17,7 @@ from typing import Literal
 
 import jax
 
-__all__ = ["Capabilities", "all_devices", "capabilities", "device_memory_bytes"]
+__all__ = ["Capabilities", "all_devices", "capabilities", "device_memory_bytes", "even_expert_rows"]
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,14 @@ class Capabilities:
     attention: Literal["blocked", "tokamax"]  # the core of attention: XLA loops over blocks, or fused kernels
     attention_note: str  # why not fused, or what the fused kernels leave out
     peak_flops: float | None  # published dense peak in compute_dtype, FLOP/s; None: measure it
-    run_once_options: Mapping[str, bool | int]  # compiler options for programs that run once and need not be fast
+    run_often_options: Mapping[str, bool | int | str]  # compiler options for programs that run again and again
+    run_once_options: Mapping[str, bool | int | str]  # for programs that run once and need not be fast
 
 
 TOKAMAX = "0.0.12"  # the version whose private names `model.fused_attention` uses, and that it was checked with
 TOKAMAX_JAX = "0.10."  # JAX 0.11.2 and 0.12.0.1 lack an argument of Pallas that this tokamax's kernels pass (seen)
+_LEAST_EVEN_ROWS = 16
+_EVEN_ROOM = 1.25
 _LOG = logging.getLogger("equimoe")
 
 # Dense bfloat16 peaks from the vendor's data sheets, FLOP/s (without sparsity).
@@ -64,6 +67,9 @@ def capabilities() -> Capabilities:
         attention=attention,
         attention_note=attention_note,
         peak_flops=peak if on_gpu else None,
+        # XLA's own choice on CPU, YNNPACK, multiplies small matrices at half the rate of Eigen: 55 against 111 GFLOP/s
+        # for 192 products of 128^3, 128 against 235 for [4096, 256] x [256, 256] (2 cores, jax 0.10.2).
+        run_often_options={} if on_gpu else {"xla_cpu_experimental_ynn_fusion_type": ""},
         # Random initialisation spends its time in LLVM: 25 s optimised, 4.5 s not, for the tiny model on 2 cores.
         run_once_options={}
         if on_gpu
@@ -98,6 +104,16 @@ def _attention(on_gpu: bool, devices: int, compute: str | None) -> tuple[Literal
             f"tokamax {TOKAMAX} needs jax {TOKAMAX_JAX}x, this is {jax.__version__}; pip install 'jax<0.11'",
         )
     return "tokamax", f"tokamax {found}, for bfloat16 and float16; float32 runs blocked. Not yet run on a GPU"
+
+
+def even_expert_rows(assignments: int, experts: int) -> int | None:
+    """Slots of every expert where all experts run as one batched matmul; None where rows are grouped by expert.
+
+    """
+    mean = assignments / experts
+    if capabilities().grouped_matmul != "blocks" or mean < _LEAST_EVEN_ROWS:
+        return None
+    return -(-int(_EVEN_ROOM * mean) // 8) * 8
 
 
 def all_devices() -> list[jax.Device]:

@@ -1,13 +1,17 @@
 """The LOCAL transport: every device holds the experts it needs, and nothing is dropped (hero_spec section 3).
 
-Three steps, composed by the MoE layer as dispatch -> experts -> combine. `dispatch` sorts the assignments
-(token, k) by expert into a buffer in which every expert's rows start at a block border, so that a block of
-rows belongs to one expert; `combine` reads the experts' rows back and sums them by weight. The record that
-`plan_dispatch` returns is all that ties the two together.
+Three steps, composed by the MoE layer as dispatch -> experts -> combine. `plan_dispatch` gives every assignment
+(token, k) a slot in a buffer of rows that are grouped by expert; `dispatch` fills the buffer, `combine` reads the
+experts' rows back and sums them by weight. The record of slots is all that ties them together.
 
-Both directions are gathers: a row goes to exactly one slot and a token reads exactly K slots, so each
-map's transpose is the other map, and no scatter of rows is needed (custom VJPs). Cost: the buffer has
-T * K rows plus at most one partial block per expert; static shapes, work proportional to the blocks used.
+A plan has one part, or two. The *grouped* part starts every expert at a block border, so that a block of rows belongs
+to one expert whatever the load. The *even* part gives every expert the same number of slots, so that all of them are
+one batched matmul; the rows that an expert has beyond its room are a second, grouped part, which costs nothing while
+it is empty. Which it is, `capabilities.even_expert_rows` says.
+
+Both directions are gathers: a row goes to at most one slot and a token reads exactly K slots, so each map's transpose
+is the other map, and no scatter of rows is needed (custom VJPs). Cost: the even part has a fixed share of slots more
+than T * K; the grouped part T * K slots plus at most one partial block per expert, work proportional to the blocks used.
 """
 
 from __future__ import annotations
@@ -17,20 +21,26 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
-__all__ = ["Dispatch", "block_rows", "combine", "dispatch", "plan_dispatch"]
+__all__ = ["Dispatch", "Slots", "block_rows", "combine", "dispatch", "plan_dispatch"]
 
 
-class Dispatch(eqx.Module):
-    """Where every assignment went. Immutable; made by `plan_dispatch`, read by `dispatch` and `combine`.
+class Slots(eqx.Module):
+    """Which assignment stands in which slot of one buffer. Immutable; read by `dispatch` and `combine`.
 
-    An entry that points nowhere holds one past the end: slot P for an assignment of a padding token,
-    assignment T*K for a slot that stays empty.
+    An entry that points nowhere holds one past the end: slot P for an assignment that is not in this buffer (of a
+    padding token, or in the other part), assignment T*K for a slot that stays empty.
     """
 
     slot_of_assignment: Int32[Array, "T K"]
     assignment_of_slot: Int32[Array, " P"]
-    expert_of_block: Int32[Array, " blocks"]
+    expert_of_block: Int32[Array, " blocks"] | None  # None, the even part: block b, of P / E rows, is expert b's
     used_blocks: Int32[Array, ""]  # blocks at the front that hold any row
+
+
+class Dispatch(eqx.Module):
+    """Where every assignment went, made by `plan_dispatch`: a sum over `parts`, and exact counts."""
+
+    parts: tuple[Slots, ...]  # (grouped,) or (even, grouped overflow)
     rows_per_expert: Int32[Array, " E"]
     dropped_at_sender: Int32[Array, ""]  # always 0 here: the local transport is dropless
     dropped_at_receiver: Int32[Array, ""]
@@ -45,42 +55,78 @@ def block_rows(assignments: int, experts: int) -> int:
     return rows
 
 
-def plan_dispatch(selected: Int[Array, "T K"], valid: Bool[Array, " T"], experts: int) -> Dispatch:
-    """Slots for the K experts of each valid token, in order of expert, then token, then k."""
+def plan_dispatch(
+    selected: Int[Array, "T K"], valid: Bool[Array, " T"], experts: int, *, even_rows: int | None = None
+) -> Dispatch:
+    """Slots for the K experts of each valid token, in order of expert, then token, then k.
+
+    `even_rows`: room of every expert in the even part; None: the grouped part alone.
+    """
     tokens, k = selected.shape
     assignments = tokens * k
-    block = block_rows(assignments, experts)
-    blocks = assignments // block + experts  # enough for any split: sum of ceil(n_e / block)
     expert = jnp.where(valid[:, None], selected, experts).reshape(-1).astype(jnp.int32)
-
     order = jnp.argsort(expert, stable=True).astype(jnp.int32)
-    by_expert = expert[order]
-    bounds = jnp.searchsorted(by_expert, jnp.arange(experts + 1, dtype=jnp.int32)).astype(jnp.int32)
+    counting = jnp.arange(assignments, dtype=jnp.int32)
+    place = jnp.zeros(assignments, jnp.int32).at[order].set(counting, unique_indices=True)  # in that order
+    bounds = jnp.searchsorted(expert[order], jnp.arange(experts + 1, dtype=jnp.int32)).astype(jnp.int32)
     starts, rows_per_expert = bounds[:-1], jnp.diff(bounds)
-    last_block = jnp.cumsum(-(-rows_per_expert // block), dtype=jnp.int32)  # exclusive end of each expert's blocks
-    first_slot = (last_block - -(-rows_per_expert // block)) * block
+    rank = place - starts[jnp.minimum(expert, experts - 1)]  # within its expert; of no meaning for padding
 
-    known = jnp.minimum(by_expert, experts - 1)
-    slot = first_slot[known] + jnp.arange(assignments, dtype=jnp.int32) - starts[known]
-    slot = jnp.where(by_expert < experts, slot, blocks * block)
-    slot_of_assignment = jnp.zeros(assignments, jnp.int32).at[order].set(slot, unique_indices=True)
+    def part(layout: _Layout, first_rank: int) -> Slots:
+        """The slots of the rows from `first_rank` on of every expert, as far as they have room."""
+        held = (expert < experts) & (rank >= first_rank) & (rank - first_rank < layout.room[expert])
+        slot = jnp.where(held, layout.first_slot[expert] + rank - first_rank, layout.owner.shape[0])
+        within = jnp.arange(layout.owner.shape[0], dtype=jnp.int32) - layout.first_slot[layout.owner]
+        there = jnp.minimum(layout.room, rows_per_expert - first_rank)[layout.owner]
+        source = order[jnp.minimum(starts[layout.owner] + first_rank + within, assignments - 1)]
+        return Slots(
+            slot_of_assignment=slot.astype(jnp.int32).reshape(tokens, k),
+            assignment_of_slot=jnp.where((within >= 0) & (within < there), source, assignments),
+            expert_of_block=layout.expert_of_block,
+            used_blocks=layout.used_blocks,
+        )
 
-    expert_of_block = jnp.searchsorted(last_block, jnp.arange(blocks, dtype=jnp.int32), side="right")
-    expert_of_block = jnp.minimum(expert_of_block, experts - 1).astype(jnp.int32)
-    owner = jnp.repeat(expert_of_block, block)
-    within = jnp.arange(blocks * block, dtype=jnp.int32) - first_slot[owner]
-    source = order[jnp.minimum(starts[owner] + within, assignments - 1)]
-    assignment_of_slot = jnp.where((within >= 0) & (within < rows_per_expert[owner]), source, assignments)
+    if even_rows is None:
+        parts = (part(_grouped(rows_per_expert, assignments), 0),)
+    else:
+        beyond = jnp.maximum(rows_per_expert - even_rows, 0)
+        parts = (part(_even(experts, even_rows), 0), part(_grouped(beyond, assignments), even_rows))
     none = jnp.zeros((), jnp.int32)
     return Dispatch(
-        slot_of_assignment=slot_of_assignment.reshape(tokens, k),
-        assignment_of_slot=assignment_of_slot,
-        expert_of_block=expert_of_block,
-        used_blocks=last_block[-1],
+        parts=parts,
         rows_per_expert=rows_per_expert,
         dropped_at_sender=none,
         dropped_at_receiver=none,
         skipped_padding=jnp.sum(~valid, dtype=jnp.int32) * k,
+    )
+
+
+class _Layout(eqx.Module):
+    """How the slots of a part are cut among the experts."""
+
+    first_slot: Int32[Array, " E"]
+    room: Int32[Array, " E"]  # slots of each expert
+    owner: Int32[Array, " P"]  # expert of each slot
+    expert_of_block: Int32[Array, " blocks"] | None
+    used_blocks: Int32[Array, ""]
+
+
+def _even(experts: int, rows: int) -> _Layout:
+    each = jnp.arange(experts, dtype=jnp.int32)
+    return _Layout(each * rows, jnp.full(experts, rows, jnp.int32), jnp.repeat(each, rows), None, jnp.int32(experts))
+
+
+def _grouped(rows_per_expert: Int32[Array, " E"], assignments: int) -> _Layout:
+    """Blocks of `block_rows`, as many per expert as its rows need; enough for any split of all assignments."""
+    experts = rows_per_expert.shape[0]
+    block = block_rows(assignments, experts)
+    blocks = assignments // block + experts
+    needed = -(-rows_per_expert // block)
+    last_block = jnp.cumsum(needed, dtype=jnp.int32)  # exclusive end of each expert's blocks
+    expert_of_block = jnp.searchsorted(last_block, jnp.arange(blocks, dtype=jnp.int32), side="right")
+    expert_of_block = jnp.minimum(expert_of_block, experts - 1).astype(jnp.int32)
+    return _Layout(
+        (last_block - needed) * block, needed * block, jnp.repeat(expert_of_block, block), expert_of_block, last_block[-1]
     )
 
 
@@ -90,18 +136,18 @@ def _rows(x: Float[Array, "R L"], index: Int[Array, "*shape"]) -> Float[Array, "
 
 
 @jax.custom_vjp
-def dispatch(x: Float[Array, "T L"], plan: Dispatch) -> Float[Array, "P L"]:
-    """Rows of x in the slots of the plan; an empty slot holds zeros."""
+def dispatch(x: Float[Array, "T L"], slots: Slots) -> Float[Array, "P L"]:
+    """Rows of x in their slots; an empty slot holds zeros."""
     # An empty slot's assignment T*K maps to token T, one past the end: a zero row.
-    return _rows(x, plan.assignment_of_slot // plan.slot_of_assignment.shape[1])
+    return _rows(x, slots.assignment_of_slot // slots.slot_of_assignment.shape[1])
 
 
-def _dispatch_forward(x, plan):
-    return dispatch(x, plan), plan
+def _dispatch_forward(x, slots):
+    return dispatch(x, slots), slots
 
 
-def _dispatch_backward(plan, d_rows):
-    d_x = jnp.sum(_rows(d_rows, plan.slot_of_assignment).astype(jnp.float32), axis=1)
+def _dispatch_backward(slots, d_rows):
+    d_x = jnp.sum(_rows(d_rows, slots.slot_of_assignment).astype(jnp.float32), axis=1)
     return d_x.astype(d_rows.dtype), None
 
 
@@ -109,23 +155,23 @@ dispatch.defvjp(_dispatch_forward, _dispatch_backward)
 
 
 @jax.custom_vjp
-def combine(rows: Float[Array, "P L"], weights: Float32[Array, "T K"], plan: Dispatch) -> Float[Array, "T L"]:
-    """y[t] = sum over k of weights[t, k] * (row of assignment (t, k)), summed in float32."""
-    read = _rows(rows, plan.slot_of_assignment).astype(jnp.float32)
-    return jnp.sum(read * weights[..., None], axis=1).astype(rows.dtype)
+def combine(rows: Float[Array, "P L"], weights: Float32[Array, "T K"], slots: Slots) -> Float32[Array, "T L"]:
+    """y[t] = sum over k of weights[t, k] * (row of assignment (t, k)), in float32."""
+    read = _rows(rows, slots.slot_of_assignment).astype(jnp.float32)
+    return jnp.sum(read * weights[..., None], axis=1)
 
 
-def _combine_forward(rows, weights, plan):
-    return combine(rows, weights, plan), (rows, weights, plan)
+def _combine_forward(rows, weights, slots):
+    return combine(rows, weights, slots), (rows, weights, slots)
 
 
 def _combine_backward(saved, d_y):
-    rows, weights, plan = saved
-    slots = plan.assignment_of_slot
-    weight_of_slot = weights.reshape(-1).at[slots].get(mode="fill", fill_value=0)
-    d_rows = _rows(d_y, slots // weights.shape[1]).astype(jnp.float32) * weight_of_slot[:, None]
-    read = _rows(rows, plan.slot_of_assignment).astype(jnp.float32)
-    d_weights = jnp.sum(read * d_y.astype(jnp.float32)[:, None, :], axis=2)
+    rows, weights, slots = saved
+    where = slots.assignment_of_slot
+    weight_of_slot = weights.reshape(-1).at[where].get(mode="fill", fill_value=0)
+    d_rows = _rows(d_y, where // weights.shape[1]) * weight_of_slot[:, None]
+    read = _rows(rows, slots.slot_of_assignment).astype(jnp.float32)
+    d_weights = jnp.sum(read * d_y[:, None, :], axis=2)
     return d_rows.astype(rows.dtype), d_weights, None
 
 

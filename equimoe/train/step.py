@@ -12,6 +12,7 @@ import optax
 from jaxtyping import Array, Float, Float32, Int, Int32, PyTree
 
 from equimoe.objectives.language_model import loss_and_terms
+from equimoe.parallel.capabilities import capabilities
 from equimoe.train.state import TrainState, with_pending_bias
 
 __all__ = ["StepMetrics", "make_step"]
@@ -63,7 +64,8 @@ def make_step(
         new_state = TrainState(state.step + 1, new_model, optimizer_state, terms.layers.beta)
         return new_state, _metrics(loss, terms, gradients, model)
 
-    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+    options = dict(capabilities().run_often_options)
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None), compiler_options=options)
 
 
 def _metrics(loss, terms, gradients, model) -> StepMetrics:
