@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -21,6 +22,8 @@ def rotate(
     frequencies = theta ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
     angles = positions.astype(jnp.float32)[:, None] * frequencies[None, :]
     cos, sin = jnp.cos(angles)[None, :, None, :], jnp.sin(angles)[None, :, None, :]
+    # Kept out of the fusions that read them: XLA would compute each cosine again for every head of every sequence.
+    cos, sin = jax.lax.optimization_barrier((cos, sin))
     turned, rest = x[..., :half].astype(jnp.float32), x[..., half:]
     if adjacent_pairs:
         first, second = turned[..., 0::2], turned[..., 1::2]

@@ -69,7 +69,7 @@ def capabilities() -> Capabilities:
         peak_flops=peak if on_gpu else None,
         # XLA's own choice on CPU, YNNPACK, multiplies small matrices at half the rate of Eigen: 55 against 111 GFLOP/s
         # for 192 products of 128^3, 128 against 235 for [4096, 256] x [256, 256] (2 cores, jax 0.10.2).
-        run_often_options={} if on_gpu else {"xla_cpu_experimental_ynn_fusion_type": ""},
+        run_often_options={} if on_gpu else {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"},
         # Random initialisation spends its time in LLVM: 25 s optimised, 4.5 s not, for the tiny model on 2 cores.
         run_once_options={}
         if on_gpu

@@ -135,6 +135,12 @@ def _rows(x: Float[Array, "R L"], index: Int[Array, "*shape"]) -> Float[Array, "
     return x.at[index].get(mode="fill", fill_value=0)
 
 
+def _reads(rows: Float[Array, "P L"], slots: Slots) -> list[Float32[Array, "T L"]]:
+    """The rows of every token's k-th assignment, for k = 0 .. K - 1: sums over k are then plain additions, where a
+    reduction over the middle axis of [T, K, L] is slow on CPU and needs that array."""
+    return [_rows(rows, slot).astype(jnp.float32) for slot in slots.slot_of_assignment.T]
+
+
 @jax.custom_vjp
 def dispatch(x: Float[Array, "T L"], slots: Slots) -> Float[Array, "P L"]:
     """Rows of x in their slots; an empty slot holds zeros."""
@@ -147,7 +153,7 @@ def _dispatch_forward(x, slots):
 
 
 def _dispatch_backward(slots, d_rows):
-    d_x = jnp.sum(_rows(d_rows, slots.slot_of_assignment).astype(jnp.float32), axis=1)
+    d_x = sum(read for read in _reads(d_rows, slots))
     return d_x.astype(d_rows.dtype), None
 
 
@@ -157,8 +163,7 @@ dispatch.defvjp(_dispatch_forward, _dispatch_backward)
 @jax.custom_vjp
 def combine(rows: Float[Array, "P L"], weights: Float32[Array, "T K"], slots: Slots) -> Float32[Array, "T L"]:
     """y[t] = sum over k of weights[t, k] * (row of assignment (t, k)), in float32."""
-    read = _rows(rows, slots.slot_of_assignment).astype(jnp.float32)
-    return jnp.sum(read * weights[..., None], axis=1)
+    return sum(read * weights[:, k, None] for k, read in enumerate(_reads(rows, slots)))
 
 
 def _combine_forward(rows, weights, slots):
@@ -170,8 +175,7 @@ def _combine_backward(saved, d_y):
     where = slots.assignment_of_slot
     weight_of_slot = weights.reshape(-1).at[where].get(mode="fill", fill_value=0)
     d_rows = _rows(d_y, where // weights.shape[1]) * weight_of_slot[:, None]
-    read = _rows(rows, slots.slot_of_assignment).astype(jnp.float32)
-    d_weights = jnp.sum(read * d_y[:, None, :], axis=2)
+    d_weights = jnp.stack([jnp.sum(read * d_y, axis=1) for read in _reads(rows, slots)], axis=1)
     return d_rows.astype(rows.dtype), d_weights, None
 
 
