@@ -22,7 +22,7 @@ def grouped_matmul(x: Float[Array, "P A"], w: Float[Array, "E A B"], slots: Slot
     """y[p] = x[p] @ w[expert of p's block]; blocks past `slots.used_blocks` give zeros."""
     w = w.astype(x.dtype)
     if slots.expert_of_block is None:
-        return jnp.matmul(x.reshape(w.shape[0], -1, x.shape[-1]), w).reshape(x.shape[0], -1)
+        return _by_expert(x.reshape(w.shape[0], -1, x.shape[-1]), w).reshape(x.shape[0], -1)
     if capabilities().grouped_matmul == "ragged_dot":
         block = x.shape[0] // slots.expert_of_block.shape[0]
         used = jnp.arange(slots.expert_of_block.shape[0], dtype=jnp.int32) < slots.used_blocks
@@ -30,6 +30,26 @@ def grouped_matmul(x: Float[Array, "P A"], w: Float[Array, "E A B"], slots: Slot
         return jax.lax.ragged_dot(x, w, blocks_of_expert * block)
     blocks = x.reshape(slots.expert_of_block.shape[0], -1, x.shape[-1])
     return _by_block(blocks, w, slots).reshape(x.shape[0], -1)
+
+
+@jax.custom_vjp
+def _by_expert(x: Float[Array, "E R A"], w: Float[Array, "E A B"]) -> Float[Array, "E R B"]:
+    return jnp.matmul(x, w)
+
+
+def _by_expert_forward(x, w):
+    return jnp.matmul(x, w), (x, w)
+
+
+def _by_expert_backward(saved, d_y):
+    x, w = saved
+    # The weights are turned first: XLA:CPU multiplies by a transposed batch at two thirds of the rate.
+    d_x = jnp.matmul(d_y, jax.lax.optimization_barrier(jnp.swapaxes(w, 1, 2)))
+    d_w = jnp.einsum("era,erb->eab", x, d_y, preferred_element_type=jnp.float32)
+    return d_x, d_w.astype(w.dtype)
+
+
+_by_expert.defvjp(_by_expert_forward, _by_expert_backward)
 
 
 @jax.custom_vjp

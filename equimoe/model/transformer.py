@@ -23,7 +23,6 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32, PyTree
 from equimoe.config import ModelConfig
 from equimoe.errors import EquimoeError
 from equimoe.model.attention import Attention
-from equimoe.model.blocked_attention import ATTENDED
 from equimoe.model.moe import DISPATCH_PLAN, ROUTED, MoE
 from equimoe.model.norm import GatedNorm
 from equimoe.model.quantile_balancing import histogram_betas
@@ -149,7 +148,7 @@ def forward(
         return x, jax.lax.stop_gradient(observe(routing, plan))
 
     # prevent_cse=False: inside a scan the loop itself already keeps the two computations apart.
-    keep = jax.checkpoint_policies.save_only_these_names(*([DISPATCH_PLAN, ROUTED] + ([ATTENDED] if __import__("os").environ.get("KEEP_ATT","1")=="1" else [])))
+    keep = jax.checkpoint_policies.save_only_these_names(DISPATCH_PLAN, ROUTED)
     body = jax.checkpoint(body, prevent_cse=False, policy=keep)
     x, observed = jax.lax.scan(body, x, (model.blocks, is_global))
     return model.final_norm(x, config.rms_norm_eps), observed
