@@ -88,8 +88,7 @@ def attend(
     window = None if globally else config.sliding_window
     # float32 asks for exact products, which the fused kernels do not have.
     fused = capabilities().attention == "tokamax" and q.dtype in FUSED_DTYPES
-    largest = scale * config.head_dim**0.5  # q and k have norm sqrt(H) at most, and scores are divided by that
-    core = fused_attention if fused else partial(blocked_attention, largest_score=largest)
+    core = fused_attention if fused else blocked_attention
     y = core(q * jnp.asarray(scale, q.dtype), k, v, segment_ids, window=window)
     return exclude_self(y, v)
 

@@ -24,7 +24,6 @@ __all__ = ["block_pairs", "block_size", "blocked_attention"]
 # Finite, for exp(-inf - -inf) is a NaN; and the running maximum starts far above it, so that a row without any
 # key yet gives exp(_MASKED - _LOWEST) = 0 and needs no second mask.
 _MASKED, _LOWEST = -1e30, -1e20
-_LARGEST_PLAIN_SCORE = 60.0  # exp(60) = 1e26: a million of them are far from float32's 3e38
 LARGEST_BLOCK = 512
 
 
@@ -56,13 +55,11 @@ def blocked_attention(
     *,
     window: int | None,
     block: int | None = None,
-    largest_score: float = float("inf"),
 ) -> Float[Array, "B S N H"]:
     """Causal attention inside documents and, if given, inside the `window` keys that end at the query.
 
     Scores are q.k / sqrt(H) in float32. Query head n reads key head n // (N / G). A padding query
-    (segment -1) returns zeros. `largest_score` is what the caller knows no score to exceed, as with normalised q and
-    k: if its exponential is small enough to be summed, the running maximum is left out.
+    (segment -1) returns zeros.
     """
     batch, positions, heads, width = q.shape
     groups = k.shape[2]
@@ -76,8 +73,7 @@ def blocked_attention(
     v_blocks = _to_blocks(_pad(v, padding).transpose(0, 2, 1, 3), block)
     segments = jnp.pad(segment_ids, ((0, 0), (0, padding)), constant_values=-1)
     segment_blocks = segments.reshape(batch, -1, block).transpose(1, 0, 2)
-    bounded = largest_score <= _LARGEST_PLAIN_SCORE
-    out = _attend(q_blocks, k_blocks, v_blocks, segment_blocks, window, bounded)
+    out = _attend(q_blocks, k_blocks, v_blocks, segment_blocks, window)
     out = out.reshape(*out.shape[:3], heads // groups, block, width)
     out = jnp.moveaxis(out, 0, 3).reshape(batch, heads, positions + padding, width)
     return out[:, :, :positions].transpose(0, 2, 1, 3)
@@ -92,7 +88,7 @@ def _to_blocks(x: Float[Array, "*lead S H"], block: int) -> Float[Array, "blocks
 
 
 def _allowed(segments: Int[Array, "blocks B block"], i, j, window: int | None, heads: int) -> Array:
-    """Whether query a of block i may read key b of block j, for `heads` heads one after another: [B, 1, rows, block]."""
+    """Whether query a of block i may read key b of block j, for `heads` heads in a row: [B, 1, heads * block, block]."""
     block = segments.shape[-1]
     query = i * block + jnp.arange(block, dtype=jnp.int32)[:, None]
     key = j * block + jnp.arange(block, dtype=jnp.int32)[None, :]
@@ -121,13 +117,13 @@ def _turned(x: Float[Array, "blocks B G rows H"]) -> Float[Array, "blocks B G H 
     return jax.lax.optimization_barrier(jnp.swapaxes(x, -1, -2))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _attend(q, k, v, segments, window, bounded):
-    return _attend_forward(q, k, v, segments, window, bounded)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _attend(q, k, v, segments, window):
+    return _attend_forward(q, k, v, segments, window)[0]
 
 
-def _attend_forward(q, k, v, segments, window, bounded):
-    """Forward scan: running maximum (0 if bounded), denominator and numerator per query block (all float32)."""
+def _attend_forward(q, k, v, segments, window):
+    """Forward scan: running maximum, denominator and numerator per query block (all float32)."""
     blocks, block = segments.shape[0], segments.shape[-1]
     heads = q.shape[-2] // block
     k_turned = _turned(k)
@@ -136,20 +132,19 @@ def _attend_forward(q, k, v, segments, window, bounded):
         top, total, mixed = carry
         i, j = pair[0], pair[1]
         scores = jnp.where(_allowed(segments, i, j, window, heads), _product(_at(q, i), _at(k_turned, j)), _MASKED)
-        old_total, old_mixed = _at(total, i), _at(mixed, i)
-        if not bounded:
-            old_top = _at(top, i)
-            new_top = jnp.maximum(old_top, scores.max(axis=-1))
-            scores = scores - new_top[..., None]
-            shrink = jnp.exp(old_top - new_top)
-            top = _put(top, i, new_top)
-            old_total, old_mixed = old_total * shrink, old_mixed * shrink[..., None]
-        p = jnp.exp(scores)
+        old_top = _at(top, i)
+        new_top = jnp.maximum(old_top, scores.max(axis=-1))
+        p = jnp.exp(scores - new_top[..., None])
+        shrink = jnp.exp(old_top - new_top)
         values = _product(p.astype(v.dtype), _at(v, j))
-        return (top, _put(total, i, old_total + p.sum(axis=-1)), _put(mixed, i, old_mixed + values)), None
+        return (
+            _put(top, i, new_top),
+            _put(total, i, _at(total, i) * shrink + p.sum(axis=-1)),
+            _put(mixed, i, _at(mixed, i) * shrink[..., None] + values),
+        ), None
 
     start = (
-        jnp.zeros((), jnp.float32) if bounded else jnp.full(q.shape[:-1], _LOWEST, jnp.float32),
+        jnp.full(q.shape[:-1], _LOWEST, jnp.float32),
         jnp.zeros(q.shape[:-1], jnp.float32),
         jnp.zeros(q.shape, jnp.float32),
     )
@@ -162,7 +157,7 @@ def _attend_forward(q, k, v, segments, window, bounded):
     return out, (q, k, v, segments, out, log_total)
 
 
-def _attend_backward(window, bounded, saved, d_out):
+def _attend_backward(window, saved, d_out):
     """Backward scan over the same pairs: probabilities again from the log-sum-exp, then the five products."""
     q, k, v, segments, out, log_total = saved
     blocks, block = segments.shape[0], segments.shape[-1]

@@ -1,9 +1,9 @@
 """Matrix products of rows grouped by expert: rows of block b times the matrix of the block's expert.
 
-Where every expert has the same number of slots (the even part of a dispatch) this is one batched matmul. Otherwise, on a GPU this is `jax.lax.ragged_dot`. XLA:CPU runs that primitive densely, so there a loop over the used
-blocks does it: one small matmul a block, work proportional to the rows that exist, and a backward that adds
-each block's share into its expert's gradient in place (differentiating the loop would instead add a whole
-[E, A, B] array per block).
+Where every expert has the same number of slots (the even part of a dispatch) this is one batched matmul. Otherwise it
+is `jax.lax.ragged_dot` on a GPU. XLA:CPU runs that primitive densely, so there a loop over the used blocks does it: one
+small matmul a block, work proportional to the rows that exist, and a backward that adds each block's share into its
+expert's gradient in place (differentiating the loop would instead add a whole [E, A, B] array per block).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ it is empty. Which it is, `capabilities.even_expert_rows` says.
 
 Both directions are gathers: a row goes to at most one slot and a token reads exactly K slots, so each map's transpose
 is the other map, and no scatter of rows is needed (custom VJPs). Cost: the even part has a fixed share of slots more
-than T * K; the grouped part T * K slots plus at most one partial block per expert, work proportional to the blocks used.
+than T * K; the grouped part T * K slots and at most one partial block per expert, work in proportion to blocks used.
 """
 
 from __future__ import annotations
@@ -125,9 +125,8 @@ def _grouped(rows_per_expert: Int32[Array, " E"], assignments: int) -> _Layout:
     last_block = jnp.cumsum(needed, dtype=jnp.int32)  # exclusive end of each expert's blocks
     expert_of_block = jnp.searchsorted(last_block, jnp.arange(blocks, dtype=jnp.int32), side="right")
     expert_of_block = jnp.minimum(expert_of_block, experts - 1).astype(jnp.int32)
-    return _Layout(
-        (last_block - needed) * block, needed * block, jnp.repeat(expert_of_block, block), expert_of_block, last_block[-1]
-    )
+    first_slot, room = (last_block - needed) * block, needed * block
+    return _Layout(first_slot, room, jnp.repeat(expert_of_block, block), expert_of_block, last_block[-1])
 
 
 def _rows(x: Float[Array, "R L"], index: Int[Array, "*shape"]) -> Float[Array, "*shape L"]:

@@ -78,7 +78,7 @@ def shapes():
 def test_the_walk_reaches_every_stage(shapes):
     assert (T, E) in shapes, "router"
     assert (T, -(-V // 3)) in shapes, "a block of logits: 2,048 at most, so three"
-    assert (B, 2, 2, 512, 512) in shapes and (B, 1, 4, 512, 512) in shapes, "score blocks of local and global layers"
+    assert (B, 2, 2 * 512, 512) in shapes and (B, 1, 4 * 512, 512) in shapes, "score blocks of local and global layers"
     assert (E, 14, 10) in shapes, "gradient of the experts"
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,6 +13,7 @@ from goldens import worst
 
 from equimoe.optim import orthogonalise
 from equimoe.optim.newton_schulz import QUINTIC
+from equimoe.parallel.capabilities import capabilities
 
 HERO_SPEC_COEFFICIENTS = [
     (4.0848, -6.8946, 2.9270),
@@ -54,13 +59,21 @@ def test_every_matrix_of_a_stack_by_itself():
             assert worst(out[i, j], by_singular_values(g[i, j])) <= 5e-6
 
 
-def test_a_large_stack_goes_layer_by_layer_to_the_same_result(monkeypatch):
-    import sys
-
+@pytest.mark.parametrize("room", [4 * 5 * 4 - 1, 3 * 4 * 5 * 4, None])
+def test_a_stack_in_groups_gives_the_same_result(room, monkeypatch):
+    """One matrix at a time (they do not fit), three at a time, all six at once."""
+    module = sys.modules["equimoe.optim.newton_schulz"]
     g = jnp.asarray(random(3, 2, 4, 5))
-    at_once = orthogonalise(g, dtype=jnp.float32)
-    monkeypatch.setattr(sys.modules["equimoe.optim.newton_schulz"], "_MAP_OVER_LAYERS_ABOVE", 10)
-    assert worst(orthogonalise(g, dtype=jnp.float32), at_once) <= 1e-6
+    record = dataclasses.replace(capabilities(), matrix_group_bytes=room)
+    monkeypatch.setattr(module, "capabilities", lambda: record)
+    sizes = []
+    real = jax.lax.map
+    monkeypatch.setattr(module.jax.lax, "map", lambda f, xs: (sizes.append(xs.shape[:2]), real(f, xs))[1])
+    out = orthogonalise(g, dtype=jnp.float32)
+    assert sizes == {79: [(6, 1)], 240: [(2, 3)], None: []}[room]
+    for i in range(3):
+        for j in range(2):
+            assert worst(out[i, j], by_singular_values(np.asarray(g[i, j]))) <= 5e-6
 
 
 def test_more_steps_repeat_the_last_coefficients():
