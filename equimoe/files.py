@@ -48,7 +48,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def writing_to_cache() -> Iterator[None]:
-    """A full disk or a folder that cannot be written becomes an error that says where the cache is and what moves it."""
+    """A full disk or a folder that cannot be written is an error that says where the cache is and what moves it."""
     try:
         yield
     except BrokenPipeError:  # of the terminal that a log line went to

@@ -75,9 +75,8 @@ def choose_files(path: HubPath, sizes: dict[str, int]) -> tuple[dict[str, int], 
     chosen = by_kind[kinds[0]] if kinds else {}
     others = [name for name in chosen if _OTHER_SPLIT.search(name[len(below) :])]
     left_out = {"of another split": others, **{f"of kind {kind}": list(by_kind[kind]) for kind in kinds[1:]}}
-    return {n: s for n, s in chosen.items() if n not in others}, {
-        why: names for why, names in left_out.items() if names
-    }
+    kept = {name: size for name, size in chosen.items() if name not in others}
+    return kept, {why: names for why, names in left_out.items() if names}
 
 
 def _glob(pattern: str) -> re.Pattern[str]:

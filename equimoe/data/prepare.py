@@ -10,8 +10,9 @@ documents are needed. Near duplicates are not looked for.
 A tokenizer that is given is tried on a sample: one that does not give the text back would make bits per byte too low.
 A little that is lost is warned about, more than `MOST_LOST_SHARE` is refused.
 
-Cost: the corpus is read three times (hash, tokenizer sample, tokens), a Hub dataset from its copy; the 16.4 MB of `embedded` take about 10 s on
-2 cores. Memory: 24 bytes per document, about 200 MB, and some 10 times the longest document.
+Cost: the corpus is read three times (hash, tokenizer sample, tokens), a Hub dataset from its local copy; the 16.4 MB
+of `embedded` take about 10 s on 2 cores. Memory: 32 bytes per document, about 200 MB, and some 10 times the longest
+document.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -320,7 +320,7 @@ def _summary(prepared: Prepared) -> Iterator[str]:
     )
     gone = Lost(**record.get("tokenizer_lost", {}))
     if gone.lost_bytes:
-        yield f"warning: the tokenizer does not give all text back: {gone}; bits per byte comes out too low by about that"
+        yield f"warning: the tokenizer does not give all text back: {gone}; bits per byte comes out that much too low"
 
 
 def _skipped(sources: dict) -> str:

@@ -103,7 +103,7 @@ def _mesh_that_fits(recipe: Recipe) -> Mesh:
 
 
 def _concrete(recipe: Recipe) -> Recipe:
-    """`auto` replaced by what this machine does, and data named as it is now: a run resumes the same from any folder."""
+    """`auto` replaced by what this machine does, data named for good: a run resumes the same from any folder."""
     dtype = capabilities().compute_dtype if recipe.compute_dtype == "auto" else recipe.compute_dtype
     newton_schulz = recipe.optimizer.newton_schulz_dtype
     optimizer = dataclasses.replace(
