@@ -166,15 +166,12 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def refuse_too_short(store: TokenStore, name: str = "held-out data") -> None:
+def refuse_too_short(
+    store: TokenStore, name: str = "held-out data", remedy: str = "Add text, or raise data.heldout_fraction"
+) -> None:
     """EquimoeError if `store` has no target to score: said before a training run, not after it."""
     if store.token_count < 2:
-        raise EquimoeError(
-            name,
-            "must hold at least 2 tokens",
-            "Add text, or raise data.heldout_fraction",
-            value=store.token_count,
-        )
+        raise EquimoeError(name, "must hold at least 2 tokens", remedy, value=store.token_count)
 
 
 def _check_row_tokens(row_tokens: int) -> None:
