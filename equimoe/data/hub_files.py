@@ -52,7 +52,7 @@ class HubPath:
     @classmethod
     def parse(cls, text: str) -> HubPath:
         match = _PATH.fullmatch(text)
-        if match is None:
+        if match is None or ".." in (match["inside"] or "").split("/"):
             raise EquimoeError(
                 "data.path",
                 "must be hf://org/name, hf://org/name@revision, or either with /path/inside",
@@ -169,8 +169,9 @@ def hub_errors(path: HubPath, subject: str = "data.path") -> Iterator[None]:
         rule, remedy = "must be fetched, but HF_HUB_OFFLINE is set", "Unset it, or name local files"
         raise EquimoeError(subject, rule, remedy, value=str(path)) from error
     except Exception as error:  # of its two transports, of a file: nothing of it is kept
-        what = _QUERY.sub(r"\1", first_line(error))
-        rule, remedy = f"could not be read from the Hub ({what})", "Check the network, and run it again"
+        status = getattr(getattr(error, "response", None), "status_code", type(error).__name__)
+        said = _QUERY.sub(r"\1", " ".join(str(error).split()))[:200]
+        rule, remedy = f"could not be read from the Hub ({status}: {said})", "Check the network, and run it again"
         raise EquimoeError(subject, rule, remedy, value=str(path)) from error
 
 

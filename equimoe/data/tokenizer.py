@@ -47,6 +47,7 @@ UNBROKEN_CHARACTERS = 1_000_000  # a text without a place to cut is cut here, wh
 WORD_CHARACTERS = 1_000
 _SORTS = (r"[^\W_]", r"(?:[^\w\s]|_)", r"\s")
 _LONG_RUN = re.compile("|".join(rf"(?<!{sort}){sort}{{{WORD_CHARACTERS + 1},}}" for sort in _SORTS))
+_WORD = re.compile(r"\s*\S+\s*")
 _SPACE, _LINE = re.compile(r"(?<=\S)(?= \S)"), re.compile(r"(?<=\S\n)(?=\S)")
 
 # What published tokenizers call them, first match wins; a tokenizer without one has documents without it.
@@ -143,15 +144,15 @@ def _words_cut(texts: Iterable[str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Lost:
-    """Text that a tokenizer does not give back, counted in lines."""
+    """Text that a tokenizer does not give back, counted in words."""
 
     tried_bytes: int = 0
-    lost_bytes: int = 0  # of lines that come back otherwise
-    before: str = ""  # the first of them, or its beginning
+    lost_bytes: int = 0  # of words that come back otherwise, with the white space beside them
+    before: str = ""  # around the first difference
     after: str = ""
 
     def __str__(self) -> str:
-        share = f"{self.lost_bytes:,} of {self.tried_bytes:,} sampled bytes are in lines that come back otherwise"
+        share = f"{self.lost_bytes:,} of {self.tried_bytes:,} sampled bytes are in words that come back otherwise"
         return f"{share} ({self.before!r} becomes {self.after!r})"
 
 
@@ -161,12 +162,17 @@ def lost(tokenizer: TextTokenizer, texts: Iterable[str]) -> Lost:
     before = after = ""
     for text in texts:
         for line in text.splitlines(keepends=True):
-            size, back = len(line.encode()), tokenizer.decode(tokenizer.encode(line), show_control_tokens=True)
+            size = len(line.encode())
             tried += size
+            back = tokenizer.decode(tokenizer.encode(line), show_control_tokens=True)
             if back != line:
                 before, after = (before, after) if gone else _around_difference(line, back)
-                gone += size
+                gone += sum(len(word.encode()) for word in _WORD.findall(line) if not _returns(tokenizer, word)) or size
     return Lost(tried, gone, before, after)
+
+
+def _returns(tokenizer: TextTokenizer, text: str) -> bool:
+    return tokenizer.decode(tokenizer.encode(text), show_control_tokens=True) == text
 
 
 def _around_difference(a: str, b: str) -> tuple[str, str]:

@@ -43,7 +43,7 @@ def test_rows_are_those_of_the_run_with_documents_marked(notes, tmp_path):
         f"  in all: 30 documents, {size} bytes\n",
         f"  train: {store.document_count} documents, {store.total_text_bytes} bytes, {store.token_count:,} tokens = ",
         f"  heldout: {heldout.document_count} documents, ",
-        "Tokenizer: train, 300 entries, sha256 ",
+        "Tokenizer: train, ",
         f"Rows: 32 tokens each, {store.token_count // 32} an epoch; the run reads ",
         f" {10 * 8 / (store.token_count // 32):.2f} epochs",
         "  hand: 1 documents, 17 bytes, ",
@@ -78,7 +78,7 @@ def test_many_sources_are_cut_on_the_screen_only(tmp_path, cli, monkeypatch):
     for i in range(9):
         (tmp_path / "d" / f"{i}.txt").write_text(f"A text of some length, number {i}.")
     code, out, _ = cli("data", "show", "tiny", *SMALL, "--data", "d")
-    assert (code, out.count(" 1 documents, "), "  ... and 6 more\n" in out) == (0, 4, True)  # and one held out
+    assert (code, out.count(".txt: 1 documents, "), "  ... and 6 more\n" in out) == (0, 3, True)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_many_sources_are_cut_on_the_screen_only(tmp_path, cli, monkeypatch):
     [
         (["hero"], "data.path: this recipe names no data. Add --data PATHS"),
         (["tiny", "--data", "short.jsonl", *SMALL], "must hold at least one row of 32 tokens, it holds "),
-        (["tiny", "--data", "none"], "data.path ('none'): every element must match a file"),
+        (["tiny", "--data", "nowhere"], "data.path ('nowhere'): every element must match a file"),
         (["tiny", "--data", "~nouser/x"], "data.path ('~nouser/x'): every element must match a file"),
         (["tiny", "--data", "cut.jsonl.gz"], "cut.jsonl.gz: must be a whole .gz file, but: "),
         (["tiny", "data.tokenizer=~nouser/t.json", "--data", "short.jsonl"], "must be `train` or a readable tokenizer"),
@@ -116,4 +116,4 @@ def test_a_cache_that_cannot_be_written_names_the_variable(cli, tmp_path, monkey
         True,
     )
     monkeypatch.setenv("EQUIMOE_CACHE", "~nouser/cache")
-    assert "EQUIMOE_CACHE ('~nouser/cache'): names the home of a user" in cli("data", "show", "tiny")[2]
+    assert "EQUIMOE_CACHE ('~nouser/cache'): names the home folder of a user" in cli("data", "show", "tiny")[2]

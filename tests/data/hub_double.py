@@ -3,7 +3,7 @@
     with serving({("dataset", "me/texts"): {"train.jsonl": b"..."}}) as hub:
         hub.commit("me/texts")
 
-Point the client at it by patching `huggingface_hub.constants` (see the fixture in test_hub.py).
+Point the client at it by patching `huggingface_hub.constants` (see the fixture in test_hub_data.py).
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ def test_a_tokenizer_that_loses_text_is_refused_and_one_that_loses_little_is_war
     with pytest.raises(EquimoeError) as error:
         prepare(settings(text_folder, tokenizer=lower), 300)
     assert "must give text back, but " in str(error.value)
-    assert "sampled bytes are in lines that come back otherwise ('Document" in str(error.value)
+    assert "sampled bytes are in words that come back otherwise ('Document" in str(error.value)
     assert "bits per byte would come out too low. Use a byte-level tokenizer, or `train`" in str(error.value)
     whole, lines = save_tokenizer(tmp_path / "whole.json"), []
     assert (
@@ -250,12 +250,12 @@ def test_a_tokenizer_that_loses_text_is_refused_and_one_that_loses_little_is_war
     )
     assert [line for line in lines if line.startswith("warning")] == []
     for path in (text_folder / "010.txt", text_folder / "011.txt"):
-        path.write_text("accent é")  # 2 x 9 of about 60,000 bytes; both are on one side
-    for expected in (18, 18):  # built, then opened
+        path.write_text("accent é")  # é alone is lost, 2 x 2 bytes; both are on one side
+    for expected in (4, 4):  # built, then opened
         lines.clear()
         lost = prepare(settings(text_folder, tokenizer=whole), 300, lines.append).record["tokenizer_lost"]
         assert (lost["lost_bytes"], lost["before"], lost["after"]) == (expected, "accent é", "accent ?")
-        assert sum("warning: the tokenizer does not give all text back: 18 of " in line for line in lines) == 1
+        assert sum("warning: the tokenizer does not give all text back: 4 of " in line for line in lines) == 1
 
 
 def test_held_out_data_without_a_target_is_refused_before_training(tmp_path):

@@ -190,22 +190,25 @@ def lowercasing() -> str:
     return inner.to_str()
 
 
-def without_accents() -> str:
+def without_accents(letters="a ") -> str:
     """A vocabulary of words and an entry for everything else, as older tokenizers have."""
-    inner = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, " ": 2, "\n": 3}, unk_token="[UNK]"))
+    entries = ["[UNK]", "\n", *sorted(set(letters))]
+    inner = Tokenizer(models.WordLevel({entry: i for i, entry in enumerate(entries)}, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     inner.decoder = decoders.Fuse()
     return inner.to_str()
 
 
-def test_what_a_tokenizer_loses_is_counted_by_lines(tokenizer):
+def test_what_a_tokenizer_loses_is_counted_by_words(tokenizer):
     assert lost(tokenizer, ["any Text é\r\n", "<|end_of_text|>\x00"]) == module.Lost(tried_bytes=29)
     text = "all lower\nOne Capital é\nlower again"
     found = lost(parse_tokenizer(lowercasing(), "x"), [text])
-    assert (found.tried_bytes, found.lost_bytes) == (len(text.encode()), len("One Capital é\n".encode()))
+    assert (found.tried_bytes, found.lost_bytes) == (len(text.encode()), len("One Capital "))
     assert (found.before, found.after) == ("One Capital é\n", "one capital é\n")
     found = lost(parse_tokenizer(without_accents(), "x"), ["a a\n", "a b\n"])
-    assert (found.tried_bytes, found.lost_bytes, found.after) == (8, 4, "a [UNK]\n")
+    assert (found.tried_bytes, found.lost_bytes, found.after) == (8, 2, "a [UNK]\n")
+    one_long_line = "many words " * 1000 + "é\n"  # the rest of the line is not lost
+    assert lost(parse_tokenizer(without_accents(" many words"), "x"), [one_long_line]).lost_bytes == 3
 
 
 def test_a_folder_with_a_tokenizer_and_a_home_that_is_none(tokenizer, tmp_path):
