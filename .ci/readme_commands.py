@@ -1,4 +1,4 @@
-"""Prints the shell commands of the README's sections "Quick start" and "Your data", and its Python, as one script.
+"""Prints the shell commands of the README's sections on the quick start and on data, and its Python, as one script.
 
 CI runs what a newcomer would type. `pip install` lines are left out (CI has just installed the built wheel), and
 two documents are made for the section on data.
@@ -10,7 +10,8 @@ import re
 import sys
 from pathlib import Path
 
-SECTIONS = ("Quick start", "Your data", "From Python")
+DATA = "How do I say what data to train on"
+SECTIONS = ("Quick start", DATA, "From Python")
 DOCUMENTS = """mkdir -p docs/guide
 python - <<'END'
 import json
@@ -32,7 +33,7 @@ def commands(readme: str) -> list[str]:
                 found.append(f"python - <<'END'\n{block}END")
             else:
                 lines = [line for line in block.splitlines() if not line.startswith(("pip install", "python -m venv"))]
-                found += [DOCUMENTS] * (title == "Your data") + ["\n".join(lines)]
+                found += [DOCUMENTS] * (title == DATA) + ["\n".join(lines)]
     return found
 
 

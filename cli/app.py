@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from equimoe import __version__
-from equimoe.cli import recipes, train
+from equimoe.cli import data, recipes, train
 from equimoe.errors import EquimoeError
 
 __all__ = ["app", "main"]
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 app.add_typer(train.commands)
 app.add_typer(recipes.commands)
+app.add_typer(data.commands)
 
 
 def _print_version(asked: bool) -> bool:
@@ -50,6 +51,7 @@ def equimoe(
       equimoe resume tiny                 continue it after Ctrl-C or a crash
       equimoe sample tiny "Returns the"   let it write
       equimoe show hero                   a recipe and its arithmetic
+      equimoe data show tiny              what it would read
     """
 
 

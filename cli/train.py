@@ -29,7 +29,10 @@ def train(
     ] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATHS", help="Short for data.path=PATHS: files, folders or globs, separated by commas."),
+        typer.Option(
+            metavar="PATHS",
+            help="Short for data.path=PATHS: files, folders, globs or hf://org/name, separated by commas.",
+        ),
     ] = None,
 ) -> None:
     """Train a recipe from its start. Ctrl-C saves and prints how to resume; a run is never overwritten.

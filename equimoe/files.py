@@ -11,10 +11,25 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
-__all__ = ["aside", "cache_folder", "file_sha256", "remove_stale", "sync_folder", "write_file"]
+from equimoe.errors import EquimoeError
+
+__all__ = [
+    "aside",
+    "cache_folder",
+    "file_sha256",
+    "publish_folder",
+    "remove_stale",
+    "sync_folder",
+    "write_file",
+    "writing_to_cache",
+]
+
+Opened = TypeVar("Opened")
 
 ASIDE_PREFIX = ".aside-"
 STALE_AFTER_SECONDS = 24 * 3600.0  # an aside path that nothing has written to for a day belongs to a dead process
@@ -22,7 +37,29 @@ STALE_AFTER_SECONDS = 24 * 3600.0  # an aside path that nothing has written to f
 
 def cache_folder() -> Path:
     """`$EQUIMOE_CACHE`, default `~/.cache/equimoe`. Everything in it can be deleted and is built again."""
-    return Path(os.environ.get("EQUIMOE_CACHE") or "~/.cache/equimoe").expanduser()
+    named = os.environ.get("EQUIMOE_CACHE") or "~/.cache/equimoe"
+    folder = os.path.expanduser(named)
+    if folder.startswith("~"):
+        raise EquimoeError(
+            "EQUIMOE_CACHE", "names the home folder of a user who has none here", "Set a path", value=named
+        )
+    return Path(folder)
+
+
+@contextmanager
+def writing_to_cache() -> Iterator[None]:
+    """A full disk or a folder that cannot be written is an error that says where the cache is and what moves it."""
+    try:
+        yield
+    except BrokenPipeError:  # of the terminal that a log line went to
+        raise
+    except OSError as error:
+        raise EquimoeError(
+            "cache folder",
+            f"must be writable and have room, but: {error.strerror or error}",
+            "Free some space, or set EQUIMOE_CACHE to another folder; nothing half-written is left",
+            value=str(cache_folder()),
+        ) from error
 
 
 def aside(path: Path) -> Path:
@@ -52,6 +89,31 @@ def write_file(path: Path, chunks: Iterable[bytes]) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def publish_folder(temporary: Path, folder: Path, opened: Callable[[], Opened | None]) -> Opened:
+    """Give the finished folder `temporary` its name. A whole one that is there by now stays; a damaged one is replaced.
+
+    `opened` opens `folder`, and gives None if what is there is not whole.
+    """
+    while True:
+        with suppress(OSError):  # the name is taken by a folder that is not empty
+            os.rename(temporary, folder)
+            sync_folder(folder.parent)
+        found = opened()
+        if found is not None:
+            return found
+        if not temporary.exists():
+            raise EquimoeError(
+                "data cache",
+                "what was just written must be readable",
+                "Check the disk; $EQUIMOE_CACHE moves it",
+                value=str(folder),
+            )
+        damaged = aside(folder)
+        with suppress(FileNotFoundError):  # another process may be repairing it too
+            os.rename(folder, damaged)
+        shutil.rmtree(damaged, ignore_errors=True)
 
 
 def file_sha256(path: Path) -> str:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equimoe.errors import EquimoeError
-from equimoe.files import cache_folder, file_sha256, write_file
+from equimoe.files import cache_folder, file_sha256, write_file, writing_to_cache
 
 __all__ = ["PACKAGES", "EmbeddedCorpus", "docstrings", "embedded_corpus"]
 
@@ -111,7 +111,8 @@ def embedded_corpus(
     record = _cached_record(path)
     if record is None:
         log(f"embedded corpus: reading the documentation of {len(roots)} packages, once")
-        record = _extract(path, roots, versions)
+        with writing_to_cache():
+            record = _extract(path, roots, versions)
     record["missing"] = missing
     log(_total_line(record))
     return EmbeddedCorpus(path, record)

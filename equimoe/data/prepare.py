@@ -7,16 +7,19 @@ documents in order of hash until `heldout_max_bytes`; the others stay reserved, 
 are counted. If the share falls empty (few documents), the document of the smallest hash is held out; two different
 documents are needed. Near duplicates are not looked for.
 
-Cost: the corpus is read three times (hash, tokenizer sample, tokens); the 16.4 MB of `embedded` take about 10 s on
-2 cores. Memory: 24 bytes per document, about 200 MB, and some 10 times the longest document.
+A tokenizer that is given is tried on a sample: one that does not give the text back would make bits per byte too low.
+A little that is lost is warned about, more than `MOST_LOST_SHARE` is refused.
+
+Cost: the corpus is read three times (hash, tokenizer sample, tokens), a Hub dataset from its local copy; the 16.4 MB
+of `embedded` take about 10 s on 2 cores. Memory: 32 bytes per document, about 200 MB, and some 10 times the longest
+document.
 """
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -25,35 +28,44 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from equimoe.data.source import SourceCounts, documents
+from equimoe.data.rows import refuse_too_short
+from equimoe.data.source import SourceCounts, cut, documents, pinned
 from equimoe.data.store import FORMAT_VERSION, StoreWriter, TokenStore
 from equimoe.data.tokenizer import (
     ENCODE_CHARACTERS,
     TRAINING_SAMPLE_BYTES,
+    Lost,
     TextTokenizer,
     load_tokenizer,
+    lost,
     train_tokenizer,
 )
 from equimoe.errors import EquimoeError
-from equimoe.files import aside, cache_folder, remove_stale, sync_folder, write_file
+from equimoe.files import aside, cache_folder, publish_folder, remove_stale, write_file, writing_to_cache
 from equimoe.recipe import Data
 
-__all__ = ["Prepared", "Scan", "prepare", "scan", "split"]
+__all__ = ["Prepared", "Scan", "prepare", "reread", "scan", "split", "stopped"]
 
 Log = Callable[[str], None]
 TRAIN, HELDOUT, RESERVED = 0, 1, 2
 PREPARE_VERSION = 1  # raise it when the split, the sample or the layout of the folder changes
 RECORD = "prepared.json"
+LOSS_SAMPLE_BYTES = 500_000  # a given tokenizer is tried on this much; a share of 0.01 % is seen in it
+MOST_LOST_SHARE = 0.01  # above it bits per byte is off by more than the differences that people compare
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Prepared data on disk. `record` holds all counts, the settings they come from, and what each source gave."""
+    """Prepared data on disk. `record` holds all counts, the settings they come from, and what each source gave.
+
+    `training_hashes`: sorted 64-bit hashes of the training documents, to find out whether another set repeats one.
+    """
 
     folder: Path
     train: TokenStore
     heldout: TokenStore
     record: dict
+    training_hashes: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint64), compare=False)
 
     @property
     def tokenizer_path(self) -> Path:
@@ -92,7 +104,7 @@ def prepare(data: Data, vocabulary: int, log: Log = lambda line: None) -> Prepar
     Safe to kill at any moment and to run in several processes at once: everything is built aside under a name of
     its own and renamed as a whole; who comes second uses the winner's. The same input gives the same bytes.
     """
-    counts = SourceCounts()
+    data, counts = pinned(data), SourceCounts()
     scanned = scan(documents(data, counts, log))
     sides, limits = split(scanned, data.heldout_fraction, data.heldout_max_bytes)
     given = None if data.tokenizer == "train" else load_tokenizer(data.tokenizer, vocabulary)
@@ -109,16 +121,22 @@ def prepare(data: Data, vocabulary: int, log: Log = lambda line: None) -> Prepar
     folder = cache_folder() / "prepared" / key
     found = _open(folder, settings)
     if found is None:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        remove_stale(folder.parent)
         log(f"data: tokenising {counts.text_bytes:,} bytes of text, once")
         temporary = aside(folder)
         try:
-            _build(temporary, data, vocabulary, given, scanned, sides, limits, settings)
-            found = _publish(temporary, folder, settings)
+            with writing_to_cache():
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                remove_stale(folder.parent)
+                _build(temporary, data, vocabulary, given, scanned, sides, limits, settings)
+                found = publish_folder(temporary, folder, lambda: _open(folder, settings))
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    found = replace(found, record={**found.record, "sources": asdict(counts)})  # the same text may have moved
+    refuse_too_short(found.heldout)
+    found = replace(
+        found,
+        record={**found.record, "sources": asdict(counts)},  # the same text may have moved
+        training_hashes=np.sort(scanned.split_hash[sides == TRAIN]),
+    )
     for line in _summary(found):
         log(line)
     return found
@@ -165,12 +183,6 @@ def _take(order: np.ndarray, sizes: np.ndarray, most_bytes: int) -> dict[int, in
     return {int(i): int(sizes[i]) for i in order[:whole]}
 
 
-def _cut(text: str, most_bytes: int) -> str:
-    """The longest beginning of `text` of at most `most_bytes` UTF-8 bytes (never empty)."""
-    raw = text.encode()
-    return text if len(raw) <= most_bytes else raw[:most_bytes].decode(errors="ignore") or text[0]
-
-
 def _build(
     folder: Path,
     data: Data,
@@ -183,14 +195,17 @@ def _build(
 ) -> None:
     """Write tokenizer, both stores, and last the record into `folder`."""
     folder.mkdir()
-    tokenizer = given if given is not None else train_tokenizer(_sample(data, scanned, sides), vocabulary)
+    if given is None:
+        tokenizer, gone = train_tokenizer(_sample(data, scanned, sides, TRAINING_SAMPLE_BYTES), vocabulary), Lost()
+    else:
+        tokenizer, gone = given, _refuse_lossy(given, _sample(data, scanned, sides, LOSS_SAMPLE_BYTES), data.tokenizer)
     tokenizer.save(folder / "tokenizer.json")
     with (
         StoreWriter(folder / "train", vocabulary, tokenizer.sha256) as train,
         StoreWriter(folder / "heldout", vocabulary, tokenizer.sha256) as heldout,
     ):
         writers = {TRAIN: train, HELDOUT: heldout}
-        for chunk in _chunks(_unchanged(data, scanned), sides, limits):
+        for chunk in _chunks(reread(data, scanned), sides, limits):
             for (side, text), ids in zip(chunk, tokenizer.encode_documents([text for _, text in chunk]), strict=True):
                 writers[side].add(ids, len(text.encode()))
         stores = {"train": train.finish(), "heldout": heldout.finish()}
@@ -200,6 +215,7 @@ def _build(
         "tokenizer_sha256": tokenizer.sha256,
         "tokenizer_entries": tokenizer.size,
         "tokenizers_version": tokenizers.__version__,
+        "tokenizer_lost": asdict(gone),
         **{name: _count(store) for name, store in stores.items()},
         "reserved": {"documents": int(reserved.sum()), "text_bytes": int(scanned.sizes[reserved].sum())},
         "heldout_cut_bytes": int(scanned.sizes[sides == HELDOUT].sum()) - stores["heldout"].total_text_bytes,
@@ -211,17 +227,30 @@ def _count(store: TokenStore) -> dict:
     return {"documents": store.document_count, "tokens": store.token_count, "text_bytes": store.total_text_bytes}
 
 
-def _sample(data: Data, scanned: Scan, sides: np.ndarray) -> Iterator[str]:
-    """The training documents of the smallest sample hash, up to `TRAINING_SAMPLE_BYTES`: the same on every machine."""
+def _refuse_lossy(tokenizer: TextTokenizer, sample: Iterable[str], name: str) -> Lost:
+    """What the tokenizer does not give back of the sample; EquimoeError if that is too much."""
+    gone = lost(tokenizer, sample)
+    if gone.lost_bytes > MOST_LOST_SHARE * gone.tried_bytes:
+        raise EquimoeError(
+            "data.tokenizer",
+            f"must give text back, but {gone}: bits per byte would come out too low",
+            "Use a byte-level tokenizer, or `train`",
+            value=name,
+        )
+    return gone
+
+
+def _sample(data: Data, scanned: Scan, sides: np.ndarray, most_bytes: int) -> Iterator[str]:
+    """The training documents of the smallest sample hash, up to `most_bytes`: the same on every machine."""
     train = np.flatnonzero(sides == TRAIN)
     order = train[np.argsort(scanned.sample_hash[train], kind="stable")]
-    limits = _take(order, scanned.sizes, TRAINING_SAMPLE_BYTES)
-    for index, text in enumerate(_unchanged(data, scanned)):
+    limits = _take(order, scanned.sizes, most_bytes)
+    for index, text in enumerate(reread(data, scanned)):
         if index in limits:
-            yield _cut(text, limits[index])
+            yield cut(text, limits[index])
 
 
-def _unchanged(data: Data, scanned: Scan) -> Iterator[str]:
+def reread(data: Data, scanned: Scan) -> Iterator[str]:
     """The documents once more; refuses files that were written to since they were scanned."""
     digest = hashlib.sha256()
     for index, text in enumerate(documents(data)):
@@ -244,7 +273,7 @@ def _chunks(texts: Iterator[str], sides: np.ndarray, limits: dict[int, int]) -> 
     for index, text in enumerate(texts):
         if sides[index] == RESERVED:
             continue
-        text = _cut(text, limits[index]) if sides[index] == HELDOUT else text
+        text = cut(text, limits[index]) if sides[index] == HELDOUT else text
         chunk.append((int(sides[index]), text))
         size += len(text)
         if size >= ENCODE_CHARACTERS:
@@ -264,28 +293,6 @@ def _open(folder: Path, settings: dict) -> Prepared | None:
         return prepared if prepared.tokenizer().sha256 == record["tokenizer_sha256"] else None
     except (OSError, ValueError, KeyError, TypeError, EquimoeError):
         return None
-
-
-def _publish(temporary: Path, folder: Path, settings: dict) -> Prepared:
-    """Give the finished folder its name. A whole one that is there by now stays; a damaged one is replaced."""
-    while True:
-        with contextlib.suppress(OSError):  # the name is taken by a folder that is not empty
-            os.rename(temporary, folder)
-            sync_folder(folder.parent)
-        found = _open(folder, settings)
-        if found is not None:
-            return found
-        if not temporary.exists():
-            raise EquimoeError(
-                "data cache",
-                "what was just written must be readable",
-                "Check the disk; $EQUIMOE_CACHE moves it",
-                value=str(folder),
-            )
-        damaged = aside(folder)
-        with contextlib.suppress(FileNotFoundError):  # another process may be repairing it too
-            os.rename(folder, damaged)
-        shutil.rmtree(damaged, ignore_errors=True)
 
 
 def _summary(prepared: Prepared) -> Iterator[str]:
@@ -311,9 +318,21 @@ def _summary(prepared: Prepared) -> Iterator[str]:
         f"data: tokenizer: {record['tokenizer_entries']:,} of {record['vocabulary']:,} entries;"
         f" sha256 {record['tokenizer_sha256'][:16]}; stored in {prepared.folder}"
     )
+    gone = Lost(**record.get("tokenizer_lost", {}))
+    if gone.lost_bytes:
+        yield f"warning: the tokenizer does not give all text back: {gone}; bits per byte comes out that much too low"
 
 
 def _skipped(sources: dict) -> str:
     """What was left out, named only if there was any."""
     empty, repeated = sources["skipped_empty"], sources["skipped_repeated_files"]
-    return f" ({empty} empty documents, {repeated} repeated files skipped)" if empty or repeated else ""
+    skipped = f" ({empty} empty documents, {repeated} repeated files skipped)" if empty or repeated else ""
+    return skipped + stopped(sources)
+
+
+def stopped(sources: dict) -> str:
+    """Where `max_bytes` ended the reading, if it did."""
+    if sources["stopped_in"] is None:
+        return ""
+    cut_bytes = f", its first document cut by {sources['cut_bytes']:,} bytes" if sources["cut_bytes"] else ""
+    return f"; max_bytes ended it in {sources['stopped_in']}{cut_bytes}, {sources['unread_sources']} sources not read"

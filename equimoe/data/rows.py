@@ -20,7 +20,7 @@ from jaxtyping import Float32, Int32, Int64
 from equimoe.data.store import TokenStore
 from equimoe.errors import EquimoeError
 
-__all__ = ["Batch", "Rows", "heldout_batches", "heldout_row_count", "permuted"]
+__all__ = ["Batch", "Rows", "heldout_batches", "heldout_row_count", "permuted", "refuse_too_short"]
 
 PADDING_SEGMENT = -1
 _FEISTEL_ROUNDS = 8
@@ -115,13 +115,7 @@ def heldout_batches(store: TokenStore, row_tokens: int, batch: int) -> Iterator[
     special tokens count in the numerator, as they are predicted like any other.
     """
     _check_row_tokens(row_tokens)
-    if store.token_count < 2:
-        raise EquimoeError(
-            "held-out data",
-            "must hold at least 2 tokens",
-            "Add text, or raise data.heldout_fraction",
-            value=store.token_count,
-        )
+    refuse_too_short(store)
     rows = heldout_row_count(store, row_tokens)
     for first in range(0, rows, batch):
         begins = np.arange(first, first + batch, dtype=np.int64) * (row_tokens - 1)
@@ -170,6 +164,14 @@ def _mix(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+def refuse_too_short(
+    store: TokenStore, name: str = "held-out data", remedy: str = "Add text, or raise data.heldout_fraction"
+) -> None:
+    """EquimoeError if `store` has no target to score: said before a training run, not after it."""
+    if store.token_count < 2:
+        raise EquimoeError(name, "must hold at least 2 tokens", remedy, value=store.token_count)
 
 
 def _check_row_tokens(row_tokens: int) -> None:

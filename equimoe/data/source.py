@@ -1,61 +1,78 @@
 """From what a user names (`data.path`) to a stream of documents, in an order that never depends on the machine.
 
-A path is `embedded`, a file, a glob or a folder; several are given as a tuple or separated by commas. A text file
-is one document, a line of a .jsonl file is one document. Elements are read in the order given, files inside a
-glob or a folder sorted by name. Cost: one file in memory at a time (one line, for .jsonl).
+A path is `embedded`, a file, a glob, a folder, or a dataset of the Hub (`hf://`); several are given as a tuple or
+separated by commas. How a file becomes documents is `equimoe.data.formats`. Elements are read in the order given,
+files inside a glob or a folder sorted by name. With `data.max_bytes` reading stops before the document that would
+pass it; a first document that alone is larger is cut.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import glob
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from equimoe.data.embedded import embedded_corpus
+from equimoe.data.formats import FOLDER_SUFFIXES, documents_in, open_file
+from equimoe.data.hub_dataset import hub_documents
+from equimoe.data.hub_files import HUB, HubPath, is_hub_tokenizer, pinned_tokenizer
 from equimoe.errors import EquimoeError
-from equimoe.recipe import Data
+from equimoe.recipe import Data, Recipe
 
-__all__ = ["EMBEDDED", "SourceCounts", "absolute", "documents", "find_files"]
+__all__ = ["EMBEDDED", "SourceCounts", "absolute", "cut", "documents", "find_files", "pinned"]
 
 EMBEDDED = "embedded"
-FOLDER_SUFFIXES = (".txt", ".md", ".rst", ".jsonl")  # read from a folder; a file named directly may end in anything
+
+Log = Callable[[str], None]
 
 
 @dataclass
 class SourceCounts:
-    """What was read. `skipped_*` are cuts: nothing else that was matched is left out."""
+    """What was read. `skipped_*`, `cut_bytes` and `unread_sources` are cuts: nothing else that matched is left out."""
 
     documents: int = 0
     text_bytes: int = 0
     skipped_empty: int = 0  # documents without a visible character
     skipped_repeated_files: int = 0  # matched by an earlier element of the path as well
-    per_source: dict[str, dict] = field(default_factory=dict)  # file, or `embedded` with its versions and sha256
+    stopped_in: str | None = None  # the source in which `max_bytes` ended the reading; its rest is not read
+    unread_sources: int = 0  # sources after that one
+    cut_bytes: int = 0  # of a first document that alone is larger than `max_bytes`
+    per_source: dict[str, dict] = field(
+        default_factory=dict
+    )  # file, Hub path, or `embedded`; the last two with a record
 
 
-def documents(
-    data: Data, counts: SourceCounts | None = None, log: Callable[[str], None] = lambda line: None
-) -> Iterator[str]:
+def documents(data: Data, counts: SourceCounts | None = None, log: Log = lambda line: None) -> Iterator[str]:
     """Yield every non-empty document of `data`; `counts` is filled while you read.
 
     Raises EquimoeError where nothing matches, a file cannot be read or decoded, or no document has any text.
     """
     counts = SourceCounts() if counts is None else counts
-    for name in _sources(data, counts):
+    names = _sources(data, counts)
+    most = data.max_bytes
+    for number, name in enumerate(names, start=1):
         entry = counts.per_source.setdefault(name, {"documents": 0, "bytes": 0, "empty": 0})
-        for text in _read(name, data.text_field, entry, log):
+        for text in _read(name, data, entry, log):
             if not text or text.isspace():
                 entry["empty"] += 1
                 counts.skipped_empty += 1
                 continue
             size = len(text.encode())
+            if most is not None and counts.text_bytes + size > most:
+                counts.stopped_in, counts.unread_sources = name, len(names) - number
+                if counts.documents:
+                    return
+                text = cut(text, most)
+                counts.cut_bytes, size = size - len(text.encode()), len(text.encode())
             entry["documents"] += 1
             entry["bytes"] += size
             counts.documents += 1
             counts.text_bytes += size
             yield text
+            if counts.stopped_in is not None:
+                return
     if counts.documents == 0:
         raise EquimoeError(
             "data.path",
@@ -63,6 +80,12 @@ def documents(
             "Name files with text in them",
             value=data.path,
         )
+
+
+def cut(text: str, most_bytes: int) -> str:
+    """The longest beginning of `text` of at most `most_bytes` UTF-8 bytes (never empty)."""
+    raw = text.encode()
+    return text if len(raw) <= most_bytes else raw[:most_bytes].decode(errors="ignore") or text[0]
 
 
 def find_files(element: str) -> list[str]:
@@ -86,7 +109,7 @@ def find_files(element: str) -> list[str]:
 
 def _in_folder(folder: str) -> list[str]:
     found = []
-    for here, below, names in os.walk(folder):
+    for here, below, names in os.walk(folder, onerror=_unreadable):
         below[:] = [name for name in below if not name.startswith(".")]
         found += [
             os.path.join(here, name)
@@ -96,21 +119,26 @@ def _in_folder(folder: str) -> list[str]:
     return sorted(found, key=lambda path: os.path.relpath(path, folder).replace(os.sep, "/"))
 
 
+def _unreadable(error: OSError) -> None:
+    raise EquimoeError(
+        "data file",
+        f"must be readable, but: {error.strerror or error}",
+        "Check the path and its permissions",
+        value=error.filename,
+    ) from error
+
+
 def _sources(data: Data, counts: SourceCounts) -> list[str]:
-    """Every file once, at its first place; refuses an element that matches nothing."""
+    """Every source once, at its first place; refuses an element that matches nothing."""
     ordered: list[str] = []
     seen: set[str] = set()
     for element in _elements(data.path):
-        names = [EMBEDDED] if element == EMBEDDED else find_files(element)
+        whole = element == EMBEDDED or element.startswith(HUB)
+        names = [element] if whole else find_files(element)
         if not names:
-            raise EquimoeError(
-                "data.path",
-                f"every element must match a file (folders are searched for {', '.join(FOLDER_SUFFIXES)})",
-                f"Check the spelling; the working folder is {os.getcwd()}",
-                value=element,
-            )
+            raise EquimoeError("data.path", *_no_match(element), value=element)
         for name in names:
-            identity = name if name == EMBEDDED else os.path.realpath(name)
+            identity = name if whole else os.path.realpath(name)
             if identity in seen:
                 counts.skipped_repeated_files += 1
             else:
@@ -119,12 +147,53 @@ def _sources(data: Data, counts: SourceCounts) -> list[str]:
     return ordered
 
 
-def absolute(path: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
-    """`path` with every file, folder and glob named from the root; `embedded`, URLs and None stay as they are."""
-    if path is None:
-        return None
-    kept = tuple(e if e == EMBEDDED or "://" in e else os.path.abspath(os.path.expanduser(e)) for e in _elements(path))
-    return kept[0] if len(kept) == 1 and isinstance(path, str) else kept
+def _no_match(element: str) -> tuple[str, str]:
+    if "://" in element:
+        return "must be `embedded`, files, or hf://org/name: other addresses are not read", "Download it first"
+    return (
+        f"every element must match a file (folders are searched for {', '.join(FOLDER_SUFFIXES)})",
+        f"Check the spelling; the working folder is {os.getcwd()}",
+    )
+
+
+def absolute(recipe: Recipe) -> Recipe:
+    """`recipe` with all data named so that a run reads the same from any folder and on any day.
+
+    Files, folders and globs, of `data` and of `evals`, and the tokenizer's are named from the root; what is on the Hub
+    gets the commit that its revision has now (which asks the Hub). `embedded` and None stay as they are.
+    """
+    tokenizer = recipe.data.tokenizer
+    if is_hub_tokenizer(tokenizer):
+        tokenizer = pinned_tokenizer(tokenizer)
+    elif tokenizer != "train":
+        tokenizer = os.path.abspath(os.path.expanduser(tokenizer))
+    data = dataclasses.replace(recipe.data, path=_absolute(recipe.data.path), tokenizer=tokenizer)
+    evals = {name: dataclasses.replace(held, path=_absolute(held.path)) for name, held in recipe.evals.items()}
+    return dataclasses.replace(recipe, data=data, evals=evals)
+
+
+def pinned(data: Data) -> Data:
+    """`data` with the commit in every Hub path, so that reading it again reads the same. Files stay as they are."""
+    return data if data.path is None else dataclasses.replace(data, path=_each(data.path, _pinned_element))
+
+
+def _absolute(path: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+    return None if path is None else _each(path, _absolute_element)
+
+
+def _each(path: str | tuple[str, ...], change: Callable[[str], str]) -> str | tuple[str, ...]:
+    changed = tuple(change(element) for element in _elements(path))
+    return changed[0] if len(changed) == 1 and isinstance(path, str) else changed
+
+
+def _pinned_element(element: str) -> str:
+    return str(HubPath.parse(element).pinned()) if element.startswith(HUB) else element
+
+
+def _absolute_element(element: str) -> str:
+    if element == EMBEDDED or "://" in element:
+        return _pinned_element(element)
+    return os.path.abspath(os.path.expanduser(element))
 
 
 def _elements(path: str | tuple[str, ...] | None) -> list[str]:
@@ -138,86 +207,26 @@ def _elements(path: str | tuple[str, ...] | None) -> list[str]:
     elements = [element for element in elements if element]
     if not elements:
         raise EquimoeError(
-            "data.path", "must name at least one source", "Use `embedded`, or files, globs or folders", value=path
+            "data.path",
+            "must name at least one source",
+            "Use `embedded`, files, globs, folders, or hf://org/name",
+            value=path,
         )
     return elements
 
 
-def _read(name: str, text_field: str, entry: dict, log: Callable[[str], None]) -> Iterator[str]:
+def _read(name: str, data: Data, entry: dict, log: Log) -> Iterator[str]:
     if name == EMBEDDED:
         corpus = embedded_corpus(log=log)
         entry["record"] = corpus.record
         yield from corpus.documents()
-        return
-    try:
-        if name.lower().endswith(".jsonl"):
-            yield from _jsonl(name, text_field)
-        else:
-            yield _decode(Path(name).read_bytes(), name, 0).removeprefix("\ufeff")
-    except OSError as error:
-        raise EquimoeError(
-            "data file",
-            f"must be readable, but: {error.strerror or error}",
-            "Check the path and its permissions",
-            value=name,
-        ) from error
-
-
-def _jsonl(name: str, text_field: str) -> Iterator[str]:
-    offset = 0
-    with open(name, "rb") as file:
-        for number, raw in enumerate(file, start=1):
-            line = _decode(raw, name, offset).removeprefix("\ufeff")
-            offset += len(raw)
-            if line.strip():  # a blank line is the end of a file, not a document
-                yield _field(line, f"{name}:{number}", text_field)
-
-
-def _field(line: str, place: str, text_field: str) -> str:
-    try:
-        entry = json.loads(line)
-    except ValueError as error:
-        raise EquimoeError(
-            place,
-            f"every line must be one JSON object, but: {error}",
-            "Repair the line, or name the file .txt if it is plain text",
-        ) from error
-    if not isinstance(entry, dict):
-        raise EquimoeError(
-            place,
-            f"every line must be a JSON object, this one is a {type(entry).__name__}",
-            f'Write it as {{"{text_field}": ...}}',
-        )
-    if text_field not in entry:
-        raise EquimoeError(
-            place,
-            f"field {text_field!r} is missing, the line has {', '.join(map(repr, entry)) or 'no fields'}",
-            "Set data.text_field to the one that holds the text",
-        )
-    text = entry[text_field]
-    if not isinstance(text, str):
-        raise EquimoeError(
-            place,
-            f"field {text_field!r} must be a string, it is a {type(text).__name__}",
-            "Set data.text_field to the one that holds the text",
-        )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise EquimoeError(
-            place,
-            f"text must be Unicode, but character {error.start} is half of a surrogate pair",
-            "Write the character as UTF-8 or as both escapes",
-        ) from error
-    return text
-
-
-def _decode(raw: bytes, name: str, offset: int) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise EquimoeError(
-            name,
-            f"must be UTF-8, but the byte at offset {offset + error.start} is 0x{raw[error.start]:02x}",
-            "Convert it, for example with: iconv -f latin1 -t utf-8",
-        ) from error
+    elif name.startswith(HUB):
+        entry["record"], texts = hub_documents(HubPath.parse(name), data.text_field, data.max_bytes, log)
+        yield from texts
+    else:
+        try:
+            with open_file(name) as file:
+                yield from documents_in(file, name, data.text_field)
+        except OSError as error:
+            error.filename = name
+            _unreadable(error)

@@ -24,7 +24,7 @@ from equimoe.errors import Problems
 from equimoe.optim.rates import Rates, rates_from_budget, warmup_then_linear, warmup_updates
 from equimoe.parallel.layout import TOKEN_AXES, mesh_shape, size_per_device
 from equimoe.recipe import Mesh, Recipe
-from equimoe.recipe.fields import leaf_types
+from equimoe.recipe.fields import leaves
 from equimoe.weights import Weight, describe
 
 __all__ = [
@@ -328,10 +328,7 @@ def machine_lines(recipe: Recipe, machine: Mapping[str, Any]) -> list[str]:
 
 def _field_lines(recipe: Recipe) -> list[str]:
     rows = []
-    for path in leaf_types(Recipe):
-        value: Any = recipe
-        for name in path.split("."):
-            value = getattr(value, name)
+    for path, value in leaves(recipe):
         if path not in ("purpose", "cost", "name"):
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             rows.append(f"  {path}={shown.lower() if value is None or isinstance(value, bool) else shown}")

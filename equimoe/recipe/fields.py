@@ -10,14 +10,25 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
 
 from equimoe.errors import EquimoeError, Problems
 
-__all__ = ["conform", "field_types", "leaf_types", "named_records", "nearest", "parse", "record_from_dict", "words"]
+__all__ = [
+    "conform",
+    "field_types",
+    "leaf_types",
+    "leaves",
+    "named_fields",
+    "named_records",
+    "nearest",
+    "parse",
+    "record_from_dict",
+    "words",
+]
 
 
 @cache
@@ -43,11 +54,35 @@ def leaf_types(record: type, prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def leaves(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted path, value) of every value in a tree of dataclasses, in order, those under the user's names too."""
+    for name in field_types(type(record)):
+        value, path = getattr(record, name), f"{prefix}{name}"
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, f"{path}.")
+        elif isinstance(value, Mapping):
+            for key, inner in value.items():
+                yield from leaves(inner, f"{path}.{key}.")
+        else:
+            yield path, value
+
+
+def named_fields(record: type) -> dict[str, type]:
+    """Field name -> record type, of the fields that hold records under names of the user's."""
+    kinds = {name: named_records(kind) for name, kind in field_types(record).items()}
+    return {name: kind for name, kind in kinds.items() if kind is not None}
+
+
 def named_records(kind: Any) -> type | None:
-    """The record type of a field that holds records by name, `Mapping[str, Record]`; None for any other field."""
-    arguments = get_args(kind)
-    is_mapping = get_origin(kind) is Mapping and dataclasses.is_dataclass(arguments[1])
-    return arguments[1] if is_mapping else None
+    """The record type of a field that holds records by name, `Mapping[str, Record]`; None for any other field.
+
+    `Mapping[str, Record | str]` is one too: the record itself turns what is short for it into one.
+    """
+    if get_origin(kind) is not Mapping:
+        return None
+    value = get_args(kind)[1]
+    options = get_args(value) if _is_union(value) else (value,)
+    return next((option for option in options if dataclasses.is_dataclass(option)), None)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

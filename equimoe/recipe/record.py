@@ -8,6 +8,7 @@ Everything here is plain Python: reading or checking a recipe imports no JAX.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Data:
-    """What to train on. `path`: `embedded`, or files, globs or folders of text and JSONL (comma-separated or a tuple).
+    """What to train on. `path`: `embedded`, files, globs, folders, hf://org/name (comma-separated or a tuple).
 
     None: the recipe names no data, and training is refused until `data.path` is given.
     """
@@ -74,7 +75,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class HeldOutSet:
-    """A named set of documents to evaluate on. None of them may be in the training data; that is not checked."""
+    """A named set of documents to evaluate on. Those that are in the training data too are counted, in a warning."""
 
     path: str | tuple[str, ...]  # as `data.path`
     text_field: str = "text"
@@ -165,9 +166,16 @@ _RULES: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
 )
 
 
+_EVAL_NAME = re.compile(r"[a-z0-9_-]+")  # it stands in names of metrics, eval_loss/NAME
+_TAKEN_EVAL_NAMES = ("heldout", "macro", "micro")  # the split of the training data, and the two means
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """One training run. `purpose` and `cost` are the lines that `equimoe recipes` prints."""
+    """One training run. `purpose` and `cost` are the lines that `equimoe recipes` prints.
+
+    `evals` may give a path alone for a set: {"code": "eval/*.py"} is {"code": HeldOutSet(path="eval/*.py")}.
+    """
 
     name: str
     model: ModelConfig
@@ -175,7 +183,8 @@ class Recipe:
     data: Data = field(default_factory=Data)
     optimizer: Optimizer = field(default_factory=Optimizer)
     evaluation: Evaluation = field(default_factory=Evaluation)
-    evals: Mapping[str, HeldOutSet] = field(default_factory=dict)  # name -> documents, beside the training data's split
+    # name -> documents, beside the training data's split; always a HeldOutSet once the recipe is made
+    evals: Mapping[str, HeldOutSet | str | tuple[str, ...]] = field(default_factory=dict)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     samples: Samples = field(default_factory=Samples)
     logging: Logging = field(default_factory=Logging)
@@ -186,6 +195,8 @@ class Recipe:
     cost: str = ""
 
     def __post_init__(self) -> None:
+        if isinstance(self.evals, Mapping):
+            object.__setattr__(self, "evals", {name: _held_out_set(held) for name, held in self.evals.items()})
         problems = Problems(f"recipe {self.name!r}")
         problems.require(
             bool(self.name) and "/" not in self.name and self.name not in (".", ".."),
@@ -206,7 +217,35 @@ class Recipe:
             f"must divide schedule.batch_sequences ({batch})",
             "use a divisor",
         )
+        self._check_evals(problems)
         problems.raise_if_any()
+
+    def _check_evals(self, problems: Problems) -> None:
+        if not isinstance(self.evals, Mapping):
+            problems.require(False, "evals", self.evals, "must be sets by name", 'write {"name": "paths"}')
+            return
+        for name, held in self.evals.items():
+            path = f"evals.{name}"
+            problems.require(
+                isinstance(name, str) and _EVAL_NAME.fullmatch(name) is not None and name not in _TAKEN_EVAL_NAMES,
+                path,
+                name,
+                f"must be named by a-z, 0-9, _ and -, and not {', '.join(_TAKEN_EVAL_NAMES)}",
+                "choose another name",
+            )
+            if not isinstance(held, HeldOutSet):
+                problems.require(False, path, held, "must be paths, or a HeldOutSet", "name files")
+                continue
+            problems.require(bool(held.path), f"{path}.path", held.path, "must name a source", "name files")
+            for field_name in ("max_bytes", "every_steps"):
+                value = getattr(held, field_name)
+                problems.require(
+                    not isinstance(value, int) or value >= 1,
+                    f"{path}.{field_name}",
+                    value,
+                    "must be at least 1",
+                    "use a positive number",
+                )
 
     def _at(self, path: str) -> Any:
         value: Any = self
@@ -224,3 +263,8 @@ class Recipe:
 
     def to_dict(self) -> dict:
         return dataclasses.asdict(self)
+
+
+def _held_out_set(given: Any) -> Any:
+    """A path alone is short for a set with nothing else said."""
+    return HeldOutSet(path=given) if isinstance(given, (str, tuple)) else given

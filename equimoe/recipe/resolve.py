@@ -5,7 +5,8 @@
 
 A recipe is a packaged one, by its bare name, or the path of a .py file that defines `def recipe(**arguments) ->
 equimoe.Recipe`. An override `name=value` is an argument of that function if it has one of that name, else the
-dotted path of a field; the value is parsed by the declared type. All problems are raised at once. Reading a
+dotted path of a field; the value is parsed by the declared type. `evals.NAME=PATHS` and `evals.NAME.FIELD=VALUE` add
+or change a named set. All problems are raised at once. Reading a
 recipe runs its file, so open only files that you would run. Plain Python, no JAX.
 """
 
@@ -27,7 +28,7 @@ from equimoe.config import ModelConfig
 from equimoe.errors import EquimoeError, Problems
 from equimoe.presets import PRESETS, derive, preset
 from equimoe.recipe import Recipe
-from equimoe.recipe.fields import leaf_types, nearest, parse, record_from_dict, words
+from equimoe.recipe.fields import field_types, leaf_types, named_fields, nearest, parse, record_from_dict, words
 from equimoe.recipe.recipe_json import new_provenance, refuse_secrets
 
 __all__ = ["RecipeLine", "Resolved", "copy_recipe", "list_recipes", "packaged_recipes", "resolve", "resolve_model"]
@@ -286,16 +287,58 @@ def _arguments(
 def _with_fields(record: Any, texts: Mapping[str, str], problems: Problems, *, also: Iterable[str]) -> Any:
     """`record` (a Recipe, or a `_Bare` model) with the fields at dotted paths changed; problems are collected."""
     kinds = leaf_types(type(record))
+    named = {field: {} for field in named_fields(type(record))}
     values: dict[str, Any] = {}
     for name, text in texts.items():
-        if name not in kinds:
-            _refuse_unknown(name, text, [*also, *kinds], problems)
-            continue
-        try:
-            values[name] = parse(text, kinds[name])
-        except ValueError as error:
-            problems.require(False, name, text, str(error), "write it in that type")
+        field, _, rest = name.partition(".")
+        if field in named and rest:
+            named[field][rest] = text
+        elif field in named:
+            problems.require(False, name, text, "holds sets by name", f"write {field}.NAME=PATHS")
+        elif name not in kinds:
+            meant = nearest(field, named) if rest and not any(k.startswith(f"{field}.") for k in kinds) else None
+            _refuse_unknown(name, text, [f"{meant}.{rest}"] if meant else [*also, *kinds], problems)
+        else:
+            _parse_into(values, name, text, kinds[name], problems)
+    for field, given in named.items():
+        if given:
+            values[field] = _with_named(getattr(record, field), field, given, problems)
     return _rebuilt(record, values, "", problems)
+
+
+def _parse_into(values: dict[str, Any], name: str, text: str, kind: Any, problems: Problems, path: str = "") -> None:
+    """values[name] = what `text` writes; if it writes nothing of that type, a problem of `path` (default: `name`)."""
+    try:
+        values[name] = parse(text, kind)
+    except ValueError as error:
+        problems.require(False, path or name, text, str(error), "write it in that type")
+
+
+def _with_named(records: Mapping[str, Any], field: str, texts: Mapping[str, str], problems: Problems) -> dict[str, Any]:
+    """The records of a field such as `evals`, with `NAME` (its path) and `NAME.FIELD` changed, or added."""
+    kind = named_fields(Recipe)[field]
+    kinds, by_name = field_types(kind), {}
+    for rest, text in texts.items():
+        name, _, inner = rest.partition(".")
+        inner = inner or "path"
+        if inner not in kinds:
+            _refuse_unknown(f"{field}.{rest}", text, [f"{field}.{name}.{known}" for known in kinds], problems)
+            continue
+        values = by_name.setdefault(name, {})
+        if inner in values:
+            problems.require(False, f"{field}.{rest}", text, "is given twice", f"keep {field}.{name} or {field}.{rest}")
+        _parse_into(values, inner, text, kinds[inner], problems, f"{field}.{rest}")
+    changed = dict(records)
+    for name, values in by_name.items():
+        if name in records:
+            changed[name] = dataclasses.replace(records[name], **values)
+        elif "path" in values:
+            changed[name] = kind(**values)
+        else:
+            close = nearest(name, records)
+            remedy = f"did you mean {field}.{close}?" if close else f"add {field}.{name}=PATHS"
+            problems.require(False, f"{field}.{name}", None, "is no set of this recipe, and no path is given", remedy)
+    return changed
 
 
 def _refuse_unknown(name: str, text: str, known: Iterable[str], problems: Problems) -> None:

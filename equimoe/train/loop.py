@@ -103,16 +103,13 @@ def _mesh_that_fits(recipe: Recipe) -> Mesh:
 
 
 def _concrete(recipe: Recipe) -> Recipe:
-    """`auto` replaced by what this machine does, and paths made absolute: a run resumes the same from any folder."""
+    """`auto` replaced by what this machine does, data named for good: a run resumes the same from any folder."""
     dtype = capabilities().compute_dtype if recipe.compute_dtype == "auto" else recipe.compute_dtype
     newton_schulz = recipe.optimizer.newton_schulz_dtype
     optimizer = dataclasses.replace(
         recipe.optimizer, newton_schulz_dtype=dtype if newton_schulz == "auto" else newton_schulz
     )
-    data = dataclasses.replace(recipe.data, path=absolute(recipe.data.path))
-    if data.tokenizer != "train":
-        data = dataclasses.replace(data, tokenizer=str(Path(data.tokenizer).expanduser().absolute()))
-    return dataclasses.replace(recipe, compute_dtype=dtype, optimizer=optimizer, data=data)
+    return absolute(dataclasses.replace(recipe, compute_dtype=dtype, optimizer=optimizer))
 
 
 def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:

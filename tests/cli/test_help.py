@@ -17,6 +17,8 @@ EXAMPLES = {
     ("recipes",): "equimoe recipes copy tiny mine.py",
     ("recipes", "copy"): "equimoe recipes copy tiny mine.py",
     ("show",): "equimoe show mine.py model.num_experts=32 --json",
+    ("data",): "equimoe data show tiny --data 'docs/*.md'",
+    ("data", "show"): "equimoe data show tiny 3 --data 'docs/*.md,notes.jsonl'",
     ("params",): "equimoe params width=512 experts=64 layers=6 --json",
 }
 HEAVY = ("jax", "numpy", "optax", "equinox", "tokenizers", "orbax", "equimoe.model", "equimoe.optim", "equimoe.train")
@@ -61,6 +63,7 @@ def test_every_command_is_in_the_table_above():
 def test_help_panels(tmp_path):
     text = run_cli("--help", folder=tmp_path).stdout
     assert text.index("─ Train ─") < text.index("│ train ") < text.index("─ Recipes ─") < text.index("│ params ")
+    assert text.index("│ params ") < text.index("─ Data ─") < text.index("│ data ")
 
 
 def test_version(tmp_path):

@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 from data_helpers import ROOT, run_python
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from equimoe.data import prepare as module
 from equimoe.data.prepare import prepare
@@ -200,6 +201,21 @@ def test_a_given_tokenizer_is_used_and_checked(text_folder, tmp_path):
         prepare(data, 200)
 
 
+def test_what_max_bytes_left_out_is_said(text_folder):
+    lines = []
+    prepared = prepare(settings(text_folder, max_bytes=20_000), 300, lines.append)
+    sources = prepared.record["sources"]
+    texts = [p.read_text() for p in sorted(text_folder.iterdir())]
+    assert 19_000 < sources["text_bytes"] == len("".join(texts[: sources["documents"]])) <= 20_000
+    end = f"; max_bytes ended it in {text_folder / texts_name(sources)}, {299 - sources['documents']} sources not read"
+    assert sum(end in line for line in lines) == 1
+
+
+def texts_name(sources) -> str:
+    """The file of the first document that is not read: file i holds document i."""
+    return f"{sources['documents']:03d}.txt"
+
+
 def test_files_that_change_meanwhile_are_refused(text_folder, monkeypatch):
     build = module._build
 
@@ -210,6 +226,59 @@ def test_files_that_change_meanwhile_are_refused(text_folder, monkeypatch):
     monkeypatch.setattr(module, "_build", change_first)
     with pytest.raises(EquimoeError, match="files must not change while they are being prepared"):
         prepare(settings(text_folder), 300)
+
+
+def save_tokenizer(path, *, normalizer=None, letters="abcdefghijklmnopqrstuvwxyzD0123456789. ") -> str:
+    """A tokenizer of single letters without control tokens; what is not among them is lost."""
+    inner = Tokenizer(models.WordLevel({c: i for i, c in enumerate(letters)} | {"?": 200}, unk_token="?"))
+    inner.normalizer = normalizer
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated"), decoders.Fuse()
+    inner.save(str(path))
+    return str(path)
+
+
+def test_a_tokenizer_that_loses_text_is_refused_and_one_that_loses_little_is_warned_about(text_folder, tmp_path):
+    lower = save_tokenizer(tmp_path / "lower.json", normalizer=normalizers.Lowercase())
+    with pytest.raises(EquimoeError) as error:
+        prepare(settings(text_folder, tokenizer=lower), 300)
+    assert "must give text back, but " in str(error.value)
+    assert "sampled bytes are in words that come back otherwise ('Document" in str(error.value)
+    assert "bits per byte would come out too low. Use a byte-level tokenizer, or `train`" in str(error.value)
+    whole, lines = save_tokenizer(tmp_path / "whole.json"), []
+    assert (
+        prepare(settings(text_folder, tokenizer=whole), 300, lines.append).record["tokenizer_lost"]["lost_bytes"] == 0
+    )
+    assert [line for line in lines if line.startswith("warning")] == []
+    for path in (text_folder / "010.txt", text_folder / "011.txt"):
+        path.write_text("accent é")  # é alone is lost, 2 x 2 bytes; both are on one side
+    for expected in (4, 4):  # built, then opened
+        lines.clear()
+        lost = prepare(settings(text_folder, tokenizer=whole), 300, lines.append).record["tokenizer_lost"]
+        assert (lost["lost_bytes"], lost["before"], lost["after"]) == (expected, "accent é", "accent ?")
+        assert sum("warning: the tokenizer does not give all text back: 4 of " in line for line in lines) == 1
+
+
+def test_held_out_data_without_a_target_is_refused_before_training(tmp_path):
+    own = save_tokenizer(tmp_path / "own.json", letters="ab")
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "b.txt").write_text("b")
+    with pytest.raises(EquimoeError, match=r"held-out data \(1\): must hold at least 2 tokens\. Add text, or raise"):
+        prepare(Data(path=str(tmp_path / "*.txt"), tokenizer=own), 300)
+
+
+@pytest.mark.parametrize("at", ["rename", "fsync", "mkdir"])
+def test_a_full_or_read_only_cache_names_the_variable_and_leaves_nothing(text_folder, cache, monkeypatch, at):
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, at, fail)
+        with pytest.raises(EquimoeError) as error:
+            prepare(settings(text_folder), 300)
+    assert f"cache folder ('{cache}'): must be writable and have room, but: No space left on device" in str(error.value)
+    assert "set EQUIMOE_CACHE to another folder" in str(error.value)
+    assert content(cache) == {}
+    prepare(settings(text_folder), 300)
 
 
 @pytest.mark.slow

@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 from data_helpers import WORDS, run_python
-from tokenizers import Tokenizer, models
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from equimoe.data import tokenizer as module
-from equimoe.data.tokenizer import SPECIAL_TOKENS, load_tokenizer, train_tokenizer
+from equimoe.data.tokenizer import SPECIAL_TOKENS, load_tokenizer, lost, parse_tokenizer, train_tokenizer
 from equimoe.errors import EquimoeError
 
 TEXT = " ".join(random.Random(1).choices(WORDS, k=3000))
@@ -143,3 +143,76 @@ def test_control_tokens_under_other_names_and_absent_ones(tmp_path):
         assert [x is None for x in (begin, end, padding)] == [x is None for x in expected]
         (ids,) = loaded.encode_documents(["a"])
         assert ids.tolist() == [i for i in (begin, inner.token_to_id("a"), end) if i is not None]
+
+
+# ---- one unbroken run: work must not grow with its square
+
+
+@pytest.mark.parametrize("run", ["a", " ", "=_", "\n", "中", "a²", "0"])
+def test_training_never_sees_a_word_longer_than_its_limit(run, monkeypatch):
+    monkeypatch.setattr(module, "WORD_CHARACTERS", 1000)
+    text = "before " + run * 25_000 + " after."
+    pieces = list(module._words_cut(["short", text]))
+    assert pieces[0] == "short" and "".join(pieces[1:]) == text
+    words = [w for piece in pieces for w, _ in pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(piece)]
+    assert max(map(len, words)) <= 3 * 1000 + 8  # three bytes a character at most; a word may start with a space
+    assert len(pieces) <= 2 + len(run) * 25
+
+
+def test_text_without_long_runs_is_not_cut_for_training():
+    for text in (TEXT, "a" * 1000 + "." + "b" * 1000, "ab." * 5000, "中文。" * 3000):
+        assert list(module._words_cut([text])) == [text]
+
+
+def test_five_million_times_one_letter(tokenizer):
+    """The size that hung it for hours: cut to words of 1,000 in training, to pieces of a million in encoding."""
+    text = "a" * 5_000_000
+    assert max(map(len, module._words_cut([text]))) == module.WORD_CHARACTERS
+    assert [len(piece) for piece in module._pieces(text)] == [module.UNBROKEN_CHARACTERS] * 5
+
+
+def test_an_unbroken_text_is_encoded_in_pieces_that_give_it_back(tokenizer, monkeypatch):
+    monkeypatch.setattr(module, "PIECE_CHARACTERS", 10)
+    monkeypatch.setattr(module, "UNBROKEN_CHARACTERS", 40)
+    for text in ("x" * 95, "words and " * 3 + "y" * 95 + " and more words", "é" * 41):
+        pieces = list(module._pieces(text))
+        assert "".join(pieces) == text and max(map(len, pieces)) <= 40
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert tokenizer.encode_documents([text])[0].tolist() == [0, *tokenizer.encode(text), 1]
+
+
+# ---- tokenizers that do not give text back
+
+
+def lowercasing() -> str:
+    inner = Tokenizer.from_str(train_tokenizer([TEXT], 300).json)
+    inner.normalizer = normalizers.Lowercase()
+    return inner.to_str()
+
+
+def without_accents(letters="a ") -> str:
+    """A vocabulary of words and an entry for everything else, as older tokenizers have."""
+    entries = ["[UNK]", "\n", *sorted(set(letters))]
+    inner = Tokenizer(models.WordLevel({entry: i for i, entry in enumerate(entries)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    inner.decoder = decoders.Fuse()
+    return inner.to_str()
+
+
+def test_what_a_tokenizer_loses_is_counted_by_words(tokenizer):
+    assert lost(tokenizer, ["any Text é\r\n", "<|end_of_text|>\x00"]) == module.Lost(tried_bytes=29)
+    text = "all lower\nOne Capital é\nlower again"
+    found = lost(parse_tokenizer(lowercasing(), "x"), [text])
+    assert (found.tried_bytes, found.lost_bytes) == (len(text.encode()), len("One Capital "))
+    assert (found.before, found.after) == ("One Capital é\n", "one capital é\n")
+    found = lost(parse_tokenizer(without_accents(), "x"), ["a a\n", "a b\n"])
+    assert (found.tried_bytes, found.lost_bytes, found.after) == (8, 2, "a [UNK]\n")
+    one_long_line = "many words " * 1000 + "é\n"  # the rest of the line is not lost
+    assert lost(parse_tokenizer(without_accents(" many words"), "x"), [one_long_line]).lost_bytes == 3
+
+
+def test_a_folder_with_a_tokenizer_and_a_home_that_is_none(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "tokenizer.json")
+    assert load_tokenizer(tmp_path).sha256 == tokenizer.sha256
+    with pytest.raises(EquimoeError, match=r"data\.tokenizer \('~nouser/t\.json'\): must be `train` or a readable"):
+        load_tokenizer("~nouser/t.json")

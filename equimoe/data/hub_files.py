@@ -1,0 +1,219 @@
+"""The Hub, as far as data needs it: names, the commit behind a name, lists of files, reading a file in ranges.
+
+A name is `hf://org/name`, with `@revision` and `/path/inside/glob*` if wanted; `hf://datasets/org/name` is the same.
+A revision is turned into a commit once, and only that commit is read from then on. `huggingface_hub` finds the token
+by itself; it is in no message, no log and no file of ours, and neither is a signed address.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from equimoe.errors import EquimoeError, first_line
+
+__all__ = [
+    "HUB",
+    "HubPath",
+    "download_tokenizer",
+    "hub_errors",
+    "is_hub_tokenizer",
+    "list_files",
+    "open_remote",
+    "pinned_tokenizer",
+]
+
+HUB = "hf://"
+READ_BYTES = 8 << 20  # one request; fewer wait for the network more often, more reads what a small Parquet column skips
+
+_NAME = r"[A-Za-z0-9][\w.-]*"
+_PATH = re.compile(
+    rf"hf://(?:datasets/)?(?P<repository>{_NAME}/{_NAME})"
+    r"(?:@(?P<revision>refs/(?:convert|pr)/[\w.-]+|[\w.-]+))?(?:/(?P<inside>.*))?"
+)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]+")  # a signed address is as good as a token
+
+
+@dataclass(frozen=True)
+class HubPath:
+    """A repository, a revision of it (None: its main branch), and a file, folder or glob inside (empty: all data)."""
+
+    repository: str
+    revision: str | None = None
+    inside: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> HubPath:
+        match = _PATH.fullmatch(text)
+        if match is None or ".." in (match["inside"] or "").split("/"):
+            raise EquimoeError(
+                "data.path",
+                "must be hf://org/name, hf://org/name@revision, or either with /path/inside",
+                "Copy org/name from the dataset's page",
+                value=text,
+            )
+        return cls(match["repository"], match["revision"], (match["inside"] or "").strip("/"))
+
+    def __str__(self) -> str:
+        revision = f"@{self.revision}" if self.revision else ""
+        return f"{HUB}{self.repository}{revision}{'/' + self.inside if self.inside else ''}"
+
+    @property
+    def is_pinned(self) -> bool:
+        return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
+
+    def pinned(self, kind: str = "dataset") -> HubPath:
+        """The same path at the commit that its revision has now. No network, if it is a commit already."""
+        if self.is_pinned:
+            return self
+        from huggingface_hub import HfApi
+
+        with hub_errors(self):
+            info = HfApi().repo_info(self.repository, revision=self.revision, repo_type=kind)
+        return dataclasses.replace(self, revision=info.sha)
+
+
+def list_files(path: HubPath, folder: str) -> dict[str, int]:
+    """{path inside the repository: bytes} of every file below `folder` (empty: all), sorted; {} if there is none."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.hf_api import RepoFile
+
+    with hub_errors(path):
+        try:
+            entries = list(
+                HfApi().list_repo_tree(
+                    path.repository, folder or None, recursive=True, revision=path.revision, repo_type="dataset"
+                )
+            )
+        except EntryNotFoundError:
+            return {}
+    found = {entry.path: entry.size for entry in entries if isinstance(entry, RepoFile)}
+    for name in found:
+        parts = re.split(r"[/\\]", name)
+        if ".." in parts or "" in parts or "\0" in name or re.match(r"[A-Za-z]:", name):
+            raise EquimoeError(str(path), f"lists a file outside of itself ({name!r})", "Do not use this dataset")
+    return dict(sorted(found.items()))
+
+
+def open_remote(path: HubPath, name: str, size: int) -> io.BufferedReader:
+    """One file of a dataset as a file to read from and to seek in; nothing is stored."""
+    return io.BufferedReader(_Remote(path, name, size), READ_BYTES)
+
+
+class _Remote(io.RawIOBase):
+    """A file on the Hub, read in ranges, each of which `huggingface_hub` retries by itself."""
+
+    def __init__(self, path: HubPath, name: str, size: int):
+        from huggingface_hub import HfApi, hf_hub_url
+
+        self._size, self._at = size, 0
+        endpoint = HfApi().endpoint
+        self._url = hf_hub_url(path.repository, name, revision=path.revision, repo_type="dataset", endpoint=endpoint)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
+
+        count = min(len(buffer), self._size - self._at)
+        if count <= 0:
+            return 0
+        headers = {"range": f"bytes={self._at}-{self._at + count - 1}", **build_hf_headers()}
+        response = http_backoff("GET", self._url, headers=headers, timeout=60.0)
+        hf_raise_for_status(response)
+        raw = response.content
+        if len(raw) != count:
+            raise OSError(f"the Hub gave {len(raw)} bytes where {count} were asked for")
+        buffer[:count] = raw
+        self._at += count
+        return count
+
+
+@contextmanager
+def hub_errors(path: HubPath, subject: str = "data.path") -> Iterator[None]:
+    """Whatever the Hub's client raises, as one line that says what to do. Errors of our own pass."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except EquimoeError:
+        raise
+    except errors.GatedRepoError as error:
+        rule, remedy = "is gated", "Accept its terms on its page, then `hf auth login` or set HF_TOKEN"
+        raise EquimoeError(subject, rule, remedy, value=str(path)) from error
+    except errors.RevisionNotFoundError as error:
+        raise EquimoeError(subject, "has no such revision", "Check what follows the @", value=str(path)) from error
+    except errors.RepositoryNotFoundError as error:
+        rule, remedy = "is not on the Hub, or is private", "Check the name; for a private one, `hf auth login`"
+        raise EquimoeError(subject, rule, remedy, value=str(path)) from error
+    except errors.OfflineModeIsEnabled as error:
+        rule, remedy = "must be fetched, but HF_HUB_OFFLINE is set", "Unset it, or name local files"
+        raise EquimoeError(subject, rule, remedy, value=str(path)) from error
+    except Exception as error:  # of its two transports, of a file: nothing of it is kept
+        status = getattr(getattr(error, "response", None), "status_code", type(error).__name__)
+        said = _QUERY.sub(r"\1", " ".join(str(error).split()))[:200]
+        rule, remedy = f"could not be read from the Hub ({status}: {said})", "Check the network, and run it again"
+        raise EquimoeError(subject, rule, remedy, value=str(path)) from error
+
+
+# ---- tokenizers
+
+
+def is_hub_tokenizer(name: str) -> bool:
+    """Whether `data.tokenizer` names the Hub: hf://..., or org/name where no such path is, nor the folder for it."""
+    if name.startswith(HUB):
+        return True
+    here = os.path.expanduser(name)
+    is_id = re.fullmatch(f"{_NAME}/{_NAME}", name) is not None and not name.endswith(".json")
+    return is_id and not os.path.lexists(here) and not os.path.isdir(os.path.dirname(here))
+
+
+def pinned_tokenizer(name: str) -> str:
+    """A tokenizer's Hub name with the commit in it."""
+    return str(_tokenizer_path(name).pinned("model"))
+
+
+def download_tokenizer(name: str) -> str:
+    """Fetch tokenizer.json, and nothing else, of a model on the Hub; the path of the copy in the Hub's own cache."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import EntryNotFoundError
+
+    path = _tokenizer_path(name)
+    with hub_errors(path, "data.tokenizer"):
+        try:
+            return str(HfApi().hf_hub_download(path.repository, "tokenizer.json", revision=path.revision))
+        except EntryNotFoundError as error:
+            raise EquimoeError(
+                "data.tokenizer",
+                f"could not be fetched: it holds no tokenizer.json, or there is no network ({first_line(error)})",
+                "Use a repository of a fast tokenizer, or a file",
+                value=name,
+            ) from error
+
+
+def _tokenizer_path(name: str) -> HubPath:
+    path = HubPath.parse(name if name.startswith(HUB) else HUB + name)
+    if path.inside or name.startswith(f"{HUB}datasets/"):
+        raise EquimoeError(
+            "data.tokenizer", "must be the Hub id of a model, org/name", "Leave out the rest", value=name
+        )
+    return path
