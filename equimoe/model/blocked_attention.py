@@ -88,7 +88,7 @@ def _to_blocks(x: Float[Array, "*lead S H"], block: int) -> Float[Array, "blocks
 
 
 def _allowed(segments: Int[Array, "blocks B block"], i, j, window: int | None, heads: int) -> Array:
-    """Whether query a of block i may read key b of block j, for `heads` heads in a row: [B, 1, heads * block, block]."""
+    """Whether query a of block i may read key b of block j, for `heads` heads in a row: [B, 1, heads * block, ...]."""
     block = segments.shape[-1]
     query = i * block + jnp.arange(block, dtype=jnp.int32)[:, None]
     key = j * block + jnp.arange(block, dtype=jnp.int32)[None, :]
