@@ -2,11 +2,12 @@
 
 Importing this file imports no jax and no numpy, so that help and shell completion answer at once; each command
 imports the library inside its body. Exit codes: 0 success, 2 a mistake that the message says how to repair,
-130 stopped by Ctrl-C, 1 a fault of ours (with a traceback).
+130 stopped by Ctrl-C, 143 by SIGTERM, 1 a fault of ours (with a traceback).
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -60,5 +61,9 @@ def main() -> None:
     except EquimoeError as error:
         print(f"equimoe: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except KeyboardInterrupt as stop:
+        code = getattr(stop, "exit_code", 130)
+        if getattr(stop, "at_once", False):  # the second Ctrl-C: do not wait for threads that still write
+            sys.stdout.flush()
+            os._exit(code)
+        sys.exit(code)

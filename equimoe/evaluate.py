@@ -19,7 +19,7 @@ from equimoe.data.rows import Batch
 from equimoe.model.transformer import Transformer
 from equimoe.objectives.language_model import loss_and_terms
 
-__all__ = ["Score", "evaluate", "make_scorer"]
+__all__ = ["Score", "Scorer", "evaluate", "make_scorer"]
 
 Scorer = Callable[..., tuple[Float32[Array, ""], Float32[Array, ""]]]
 
@@ -51,13 +51,37 @@ def make_scorer(compute_dtype: Any) -> Scorer:
     return score
 
 
-def evaluate(scorer: Scorer, model: Transformer, batches: Iterable[Batch], text_bytes: int) -> Score:
-    """Score every batch of a held-out set; sums are kept in float64."""
-    results = [
-        scorer(model, jnp.asarray(b.token_ids), jnp.asarray(b.segment_ids), jnp.asarray(b.loss_weight)) for b in batches
-    ]
+def evaluate(
+    scorer: Scorer,
+    model: Transformer,
+    batches: Iterable[Batch],
+    text_bytes: int,
+    *,
+    place: Callable[[Batch], tuple[Any, ...]] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Score | None:
+    """Score every batch of a held-out set; sums are kept in float64. None if `stop` says so between two batches.
+
+    `place` puts a batch on the devices of the model. A result is fetched while the next batch runs.
+    """
     total = weight = 0.0
-    for mean, tokens in jax.device_get(results):
-        total += float(mean) * float(tokens)
-        weight += float(tokens)
+    waiting: tuple[Array, Array] | None = None
+    for batch in batches:
+        if stop():
+            return None
+        running = scorer(model, *(_as_arrays(batch) if place is None else place(batch)))
+        if waiting is not None:
+            total, weight = _added(total, weight, waiting)
+        waiting = running
+    if waiting is not None:
+        total, weight = _added(total, weight, waiting)
     return Score(loss=total / weight, bits_per_byte=total / math.log(2.0) / text_bytes, tokens=int(weight))
+
+
+def _as_arrays(batch: Batch) -> tuple[Array, ...]:
+    return tuple(jnp.asarray(a) for a in (batch.token_ids, batch.segment_ids, batch.loss_weight))
+
+
+def _added(total: float, weight: float, result: tuple[Array, Array]) -> tuple[float, float]:
+    mean, tokens = (float(a) for a in jax.device_get(result))
+    return total + mean * tokens, weight + tokens

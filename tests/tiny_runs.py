@@ -201,7 +201,7 @@ def die_at(moment: str, step: int, die: Callable[[], None], patch: Callable[[Any
     append = RunLog._append
     moments = {
         # its line is not written, and the next step runs already
-        "in the step": lambda: before(loop._Session, "_report", lambda session, done, _: done == step),
+        "in the step": lambda: before(loop._Session, "_report", lambda session, done, *_: done == step),
         "in its line": lambda: patch(RunLog, "_append", half_a_line),
         "in the save": lambda: after(checkpoint, "_write_state", lambda path, state: int(state.step) == step),
         "before the rename": lambda: after(
@@ -211,7 +211,7 @@ def die_at(moment: str, step: int, die: Callable[[], None], patch: Callable[[Any
             checkpoint, "write_file", lambda path, _: (path.parent.name, path.name) == (str(step), "COMMITTED")
         ),
         "before the evaluation": lambda: before(
-            loop._Session, "_evaluate", lambda session, state: int(state.step) == step
+            loop._Session, "_look", lambda session, state, at, sets, samples: at == step and sets
         ),
         "before the last words": lambda: before(loop._Session, "_finish", lambda session, steps: steps == step),
         "before the old checkpoint goes": lambda: before(

@@ -50,7 +50,7 @@ def make_mesh(mesh: Mesh, config: ModelConfig, batch_sequences: int, *, accumula
             )
     spread = math.prod(shape[a] for a in TOKEN_AXES)
     least = spread * accumulation
-    micro = "" if accumulation == 1 else f" * schedule.accumulation"
+    micro = "" if accumulation == 1 else " * schedule.accumulation"
     problems.require(
         batch_sequences % least == 0,
         "schedule.batch_sequences",

@@ -19,7 +19,7 @@ def trained(monkeypatch):
     monkeypatch.setattr(
         loop, "train_recipe", lambda recipe, run, *, provenance=None: calls.append((recipe, run, provenance))
     )
-    monkeypatch.setattr(loop, "resume_run", lambda run: calls.append(run))
+    monkeypatch.setattr(loop, "resume_run", lambda run, overrides: calls.append((run, *overrides)))
     return calls
 
 
@@ -107,14 +107,20 @@ def test_a_glob_that_the_shell_expanded_is_explained(cli, trained):
 def test_resume_takes_a_name_or_a_path(cli, trained, tmp_path, name):
     make_run(tmp_path / "runs" / "tiny")
     assert cli("resume", name)[0] == 0
-    assert trained == [Path("runs/tiny")]
+    assert trained == [(Path("runs/tiny"),)]
 
 
 def test_resume_inside_the_runs_folder(cli, trained, tmp_path, monkeypatch):
     make_run(tmp_path / "runs" / "tiny")
     monkeypatch.chdir(tmp_path / "runs")
     assert cli("resume", "tiny")[0] == 0
-    assert trained == [Path("tiny")]
+    assert trained == [(Path("tiny"),)]
+
+
+def test_resume_hands_over_the_changes(cli, trained, tmp_path):
+    make_run(tmp_path / "runs" / "tiny")
+    assert cli("resume", "tiny", "checkpoints.keep=3", "samples.every_steps=10")[0] == 0
+    assert trained == [(Path("runs/tiny"), "checkpoints.keep=3", "samples.every_steps=10")]
 
 
 @pytest.mark.parametrize("command", [["resume", "tinny"], ["sample", "tinny", "def main"]])
