@@ -87,6 +87,36 @@ def test_train_refuses_a_folder_of_other_files(cli, trained, tmp_path):
     assert trained == []
 
 
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("x" * 300, "must be a file name: at most 255 bytes, no zero bytes. Choose a shorter name with --run NAME"),
+        ("~nouser/x", "begins with ~ and a user that this machine does not have. Write the path out"),
+    ],
+)
+def test_a_run_name_that_is_no_path(cli, trained, name, problem):
+    for command in (("train", "tiny", "--run", name), ("resume", name)):
+        code, _, err = cli(*command)
+        assert (code, err.count("\n")) == (2, 1)
+        assert problem in err
+    assert trained == []
+
+
+def test_a_seed_that_jax_would_cut(cli, trained):
+    code, _, err = cli("train", "tiny", "seed=12345678901234567890")
+    assert code == 2
+    assert "seed (12345678901234567890): must be in 0 .. 4,294,967,295; use a smaller number" in err
+    assert cli("train", "tiny", "seed=4294967295")[0] == 0
+
+
+def test_sigterm_exits_143(cli, monkeypatch):
+    def stopped(*_, **__):
+        raise importlib.import_module("equimoe.train.interrupt").Stopped(15, saved=True)
+
+    monkeypatch.setattr(importlib.import_module("equimoe.train.loop"), "train_recipe", stopped)
+    assert cli("train", "tiny")[0] == 143
+
+
 def test_data_given_twice_is_an_error(cli, trained):
     code, _, err = cli("train", "tiny", "data.path=a.txt", "--data", "b.txt")
     assert code == 2

@@ -128,8 +128,18 @@ def test_rows_of_a_batch(layouts):
     assert [found["rows"] for found in layouts.values()] == [[1, 32], [1, 32], [2, 32], [2, 32]]
 
 
+def test_micro_batches_are_cut_where_the_rows_are(meshes):
+    """Rows 2d and 2d + 1 are on device d: one of them in each micro-batch."""
+    rows, stays, moves = meshes["micro_batches"]
+    assert rows == [list(range(0, 16, 2)), list(range(1, 16, 2))]
+    assert stays and moves == []
+
+
 def test_sizes_that_do_not_divide_are_listed_at_once(meshes):
-    odd, experts, three, two, axes = meshes["refusals"]
+    odd, experts, three, two, axes, micro = meshes["refusals"]
+    assert (
+        "schedule.batch_sequences (24): must be a multiple of 16 (replica * data * expert * schedule.accumulation); use"
+    ) in micro
     assert "lm_head, axis head_vocab (300): must be a multiple of 8; change the model, or shorten data or" in odd
     assert "schedule.batch_sequences (12): must be a multiple of 8 (replica * data * expert); use 16" in odd
     assert odd.startswith("mesh, 2 problems:")

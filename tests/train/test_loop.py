@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import json
 import math
@@ -19,10 +20,10 @@ from tiny_runs import EVALUATE_EVERY, SAVE_EVERY, STEPS, compile_once, die_at, r
 from equimoe.errors import EquimoeError
 from equimoe.recipe import Checkpoints
 from equimoe.recipe.recipe_json import recipe_from_json
-from equimoe.train import checkpoint, loop, scoring
+from equimoe.train import checkpoint, loop, run_lock, scoring
 from equimoe.train.checkpoint import committed_steps
 from equimoe.train.interrupt import Stopped
-from equimoe.train.metrics import read_lines
+from equimoe.train.metrics import RunLog, read_lines
 from equimoe.train.reading import load_run
 
 
@@ -341,6 +342,62 @@ def test_a_value_that_is_not_finite_stops_the_run_before_the_save(tiny, run, ass
     assert_as_if_never_stopped(run)
     assert [line["line"] for line in events(run, "rewound") if line["file"] == "metrics.jsonl"] == past
     assert {line["to_step"] for line in events(run, "rewound")} == {4}
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tiny, tmp_path):
+    """A file where a folder must be: what a read-only disk says cannot be tried as root."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EquimoeError) as caught:
+        loop.train_recipe(tiny.recipe, tmp_path / "file" / "run")
+    text = str(caught.value)
+    assert text.startswith(f"run ({str(tmp_path / 'file' / 'run')!r}): its files must be writable, but: [Errno 20] ")
+    assert text.endswith("what was saved is whole, and `equimoe resume` continues it")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_refuses_a_line_is_one_line(tiny, run, monkeypatch, assert_as_if_never_stopped, number):
+    def append(log, name, values):
+        if name == "metrics" and values["step"] == 6:
+            raise OSError(number, os.strerror(number))
+        return original(log, name, values)
+
+    original = RunLog._append
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(RunLog, "_append", append)
+        with pytest.raises(
+            EquimoeError, match=f"its files must be writable, but: .Errno {number}. {os.strerror(number)}"
+        ):
+            loop.train_recipe(tiny.recipe, run)
+    assert committed_steps(run / "checkpoints") == [4]
+    loop.resume_run(run)
+    assert_as_if_never_stopped(run)
+
+
+def test_an_error_of_another_kind_is_not_taken_for_the_disk(tiny, run, monkeypatch):
+    monkeypatch.setattr(loop, "prepare", lambda *_: open(run / "none.txt"))
+    with pytest.raises(FileNotFoundError):
+        loop.train_recipe(tiny.recipe, run)
+    assert not run.exists()
+
+
+def test_the_lock_is_on_the_folder_that_is_there(tmp_path, monkeypatch):
+    """Whoever held the lock removed its empty folder between our open and our lock: a lock on nothing."""
+    run, opened = tmp_path / "run", []
+
+    def flock(file, how):
+        opened.append(file)
+        if len(opened) == 1:
+            (run / ".lock").unlink()
+            run.rmdir()
+        return original(file, how)
+
+    original = fcntl.flock
+    monkeypatch.setattr(run_lock.fcntl, "flock", flock)
+    with run_lock.held(run):
+        assert len(opened) == 2
+        assert (run / ".lock").exists()
+        shutil.rmtree(run)  # and a folder that is gone at the end is no error
+    assert not run.exists()
 
 
 # What is loaded from it.
