@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from typing import Annotated
 
 import typer
@@ -61,9 +62,10 @@ def main() -> None:
     except EquimoeError as error:
         print(f"equimoe: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt as stop:
-        code = getattr(stop, "exit_code", 130)
-        if getattr(stop, "at_once", False):  # the second Ctrl-C: do not wait for threads that still write
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except SystemExit as stop:
+        if stop.code in (130, 143) and any(thread.name.startswith("save ") for thread in threading.enumerate()):
             sys.stdout.flush()
-            os._exit(code)
-        sys.exit(code)
+            os._exit(stop.code)  # the second Ctrl-C: Python would wait for the threads of the save under way
+        raise

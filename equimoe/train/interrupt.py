@@ -13,12 +13,29 @@ __all__ = ["Interrupt", "Stopped"]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Stopped(KeyboardInterrupt):
-    """The run was asked to stop. `saved`: nothing is lost; `at_once`: by the second signal."""
+class Stopped(BaseException):
+    """The run was asked to stop. `saved`: nothing is lost; `at_once`: by the second signal.
 
-    def __init__(self, signal_number: int, *, saved: bool = False, at_once: bool = False):
-        super().__init__(f"stopped by signal {signal_number}")
-        self.exit_code, self.saved, self.at_once = 128 + signal_number, saved, at_once
+    Made by `stopped`: a KeyboardInterrupt for Ctrl-C, a SystemExit for SIGTERM, as Python programs expect them.
+    """
+
+    exit_code: int
+    saved: bool
+    at_once: bool
+
+
+class _Interrupted(Stopped, KeyboardInterrupt):
+    pass
+
+
+class _Terminated(Stopped, SystemExit):
+    pass
+
+
+def _stopped(number: int, *, saved: bool = False, at_once: bool = False) -> Stopped:
+    stop = (_Interrupted if number == signal.SIGINT else _Terminated)(128 + number)
+    stop.exit_code, stop.saved, stop.at_once = 128 + number, saved, at_once
+    return stop
 
 
 class Interrupt:
@@ -38,7 +55,7 @@ class Interrupt:
 
     def stopped(self, *, saved: bool) -> Stopped:
         """The exception for the signal that came."""
-        return Stopped(self._signal or signal.SIGINT, saved=saved)
+        return _stopped(self._signal or signal.SIGINT, saved=saved)
 
     @contextmanager
     def deferred(self, say: Callable[[str], None]) -> Iterator[None]:
@@ -60,6 +77,6 @@ class Interrupt:
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if self.requested or self._say is None:
-            raise Stopped(number, at_once=self.requested)
+            raise _stopped(number, at_once=self.requested)
         self._signal = number
         self._say("stopping after this step to save; press Ctrl-C again to quit without saving")

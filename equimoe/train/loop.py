@@ -62,7 +62,7 @@ def train_recipe(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None
     """Train a new run in the folder `run`, to its end.
 
     Raises EquimoeError if the folder already holds a checkpoint, if the model cannot fit here, or for anything
-    wrong with the data; `interrupt.Stopped`, a KeyboardInterrupt, after Ctrl-C or SIGTERM.
+    wrong with the data; `interrupt.Stopped` after Ctrl-C (it is a KeyboardInterrupt) or SIGTERM (a SystemExit).
     """
     enable_compile_cache()
     refuse_reserved_names(recipe)

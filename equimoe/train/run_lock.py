@@ -36,7 +36,7 @@ def held(run: Path) -> Iterator[None]:
                 print(f"removed {name} from {run / 'checkpoints'}: its save was interrupted, it has no marker")
             try:
                 yield
-            except KeyboardInterrupt as stop:
+            except (KeyboardInterrupt, Stopped) as stop:
                 if not (isinstance(stop, Stopped) and stop.saved):  # else it has saved and said so
                     print(f"stopped without saving; {_how_to_go_on(run)}")
                 raise

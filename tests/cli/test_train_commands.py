@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 from pathlib import Path
 
 import pytest
@@ -110,10 +111,11 @@ def test_a_seed_that_jax_would_cut(cli, trained):
 
 
 def test_sigterm_exits_143(cli, monkeypatch):
-    def stopped(*_, **__):
-        raise importlib.import_module("equimoe.train.interrupt").Stopped(15, saved=True)
+    def terminated(*_, **__):
+        with importlib.import_module("equimoe.train.interrupt").Interrupt():
+            signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(importlib.import_module("equimoe.train.loop"), "train_recipe", stopped)
+    monkeypatch.setattr(importlib.import_module("equimoe.train.loop"), "train_recipe", terminated)
     assert cli("train", "tiny")[0] == 143
 
 
