@@ -39,6 +39,8 @@ LASTS = {
     "samples": 0.3,
     "log write": 0.004,
 }
+# The first to the n-th time that the child comes to the phase: a late one has few steps left.
+OFTEN = {"step": 4, "accumulation": 4, "evaluation": 3, "log write": 8}
 KILLS_A_RUN = 5
 CHANGES = [
     "checkpoints.permanent_every_steps=6",
@@ -192,7 +194,7 @@ class Table:
         marks = self.clear()
         marks.set("start", True)
         process = self.command(*arguments)
-        occurrence, seen, before = self.rng.randint(1, 1 if phase in ("start", "save-commit") else 3), 0, False
+        occurrence, seen, before = self.rng.randint(1, OFTEN.get(phase, 1)), 0, False
         while process.poll() is None:
             now = marks.inside(phase)
             seen, before = seen + (now and not before), now
@@ -281,7 +283,10 @@ def make_table(root: Path, kills: int, phases: list[str], seed: int = 0) -> Tabl
                 break
             begun = (run / "recipe.json").exists()
             arguments = ("resume", str(run)) if begun else ("train", recipes[accumulation], *CHANGES, "--run", str(run))
-            killed += table.kill_in(table.rng.choice(missing), *arguments)
+            died = table.kill_in(table.rng.choice(missing), *arguments)
+            killed += died
+            if not died:  # it came to its end first
+                break
         begun = (run / "recipe.json").exists()
         arguments = ("resume", str(run)) if begun else ("train", recipes[accumulation], *CHANGES, "--run", str(run))
         table.finish(*arguments)
