@@ -2,12 +2,14 @@
 
 Importing this file imports no jax and no numpy, so that help and shell completion answer at once; each command
 imports the library inside its body. Exit codes: 0 success, 2 a mistake that the message says how to repair,
-130 stopped by Ctrl-C, 1 a fault of ours (with a traceback).
+130 stopped by Ctrl-C, 143 by SIGTERM, 1 a fault of ours (with a traceback).
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from typing import Annotated
 
 import typer
@@ -64,3 +66,8 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except SystemExit as stop:
+        if stop.code in (130, 143) and any(thread.name.startswith("save ") for thread in threading.enumerate()):
+            sys.stdout.flush()
+            os._exit(stop.code)  # the second Ctrl-C: Python would wait for the threads of the save under way
+        raise

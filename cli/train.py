@@ -16,6 +16,10 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="NAME=VALUE", help="Changes: an argument of the recipe, or a dotted field path."),
 ]
+Changes = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="NAME=VALUE", help="Changes of cadence or devices, as dotted field paths."),
+]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name (runs/NAME), or its folder.")]
 
 
@@ -56,13 +60,15 @@ def train(
 
 
 @commands.command(rich_help_panel=PANEL)
-def resume(run: Run) -> None:
+def resume(run: Run, overrides: Changes = None) -> None:
     """Continue a run from its newest checkpoint, exactly as if it had never stopped.
+
+    Changes are those that leave alone what it computes: checkpoints, evaluation, evals, samples, logging, mesh.
 
     [bold]Examples[/bold]
 
       equimoe resume tiny
-      equimoe resume runs/tiny
+      equimoe resume runs/tiny checkpoints.every_steps=50 samples.every_steps=100
     """
     from equimoe.recipe.run_folder import find_run
 
@@ -70,7 +76,7 @@ def resume(run: Run) -> None:
 
     from equimoe.train import loop
 
-    loop.resume_run(folder)
+    loop.resume_run(folder, overrides or ())
 
 
 @commands.command(rich_help_panel=PANEL)

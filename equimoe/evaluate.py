@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,8 +19,9 @@ from jaxtyping import Array, Float, Float32, Int
 from equimoe.data.rows import Batch
 from equimoe.model.transformer import Transformer
 from equimoe.objectives.language_model import loss_and_terms
+from equimoe.parallel.capabilities import capabilities
 
-__all__ = ["Score", "evaluate", "make_scorer"]
+__all__ = ["Score", "Scorer", "evaluate", "make_scorer"]
 
 Scorer = Callable[..., tuple[Float32[Array, ""], Float32[Array, ""]]]
 
@@ -36,7 +38,7 @@ class Score:
 def make_scorer(compute_dtype: Any) -> Scorer:
     """The jitted (model, token_ids, segment_ids, loss_weight) -> (mean cross entropy, sum of weights) of a batch."""
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=dict(capabilities().run_often_options))
     def score(
         model: Transformer,
         token_ids: Int[Array, "B S"],
@@ -51,13 +53,37 @@ def make_scorer(compute_dtype: Any) -> Scorer:
     return score
 
 
-def evaluate(scorer: Scorer, model: Transformer, batches: Iterable[Batch], text_bytes: int) -> Score:
-    """Score every batch of a held-out set; sums are kept in float64."""
-    results = [
-        scorer(model, jnp.asarray(b.token_ids), jnp.asarray(b.segment_ids), jnp.asarray(b.loss_weight)) for b in batches
-    ]
+def evaluate(
+    scorer: Scorer,
+    model: Transformer,
+    batches: Iterable[Batch],
+    text_bytes: int,
+    *,
+    place: Callable[[Batch], tuple[Any, ...]] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Score | None:
+    """Score every batch of a held-out set; sums are kept in float64. None if `stop` says so between two batches.
+
+    `place` puts a batch on the devices of the model. A result is fetched while the next batch runs.
+    """
     total = weight = 0.0
-    for mean, tokens in jax.device_get(results):
-        total += float(mean) * float(tokens)
-        weight += float(tokens)
+    waiting: tuple[Array, Array] | None = None
+    for batch in batches:
+        if stop():
+            return None
+        running = scorer(model, *(_as_arrays(batch) if place is None else place(batch)))
+        if waiting is not None:
+            total, weight = _added(total, weight, waiting)
+        waiting = running
+    if waiting is not None:
+        total, weight = _added(total, weight, waiting)
     return Score(loss=total / weight, bits_per_byte=total / math.log(2.0) / text_bytes, tokens=int(weight))
+
+
+def _as_arrays(batch: Batch) -> tuple[Array, ...]:
+    return tuple(jnp.asarray(a) for a in (batch.token_ids, batch.segment_ids, batch.loss_weight))
+
+
+def _added(total: float, weight: float, result: tuple[Array, Array]) -> tuple[float, float]:
+    mean, tokens = (float(a) for a in jax.device_get(result))
+    return total + mean * tokens, weight + tokens

@@ -45,7 +45,9 @@ def recipe(racks: int = RACKS) -> Recipe:
             gate_router_decay=0.0,
         ),
         evaluation=Evaluation(every_steps=EVALUATE_EVERY_STEPS),
-        checkpoints=Checkpoints(every_steps=SAVE_EVERY_STEPS),
+        checkpoints=Checkpoints(
+            every_steps=SAVE_EVERY_STEPS, permanent_every_steps=SAVE_EVERY_STEPS, rolling_minutes=60.0, keep=1
+        ),
         mesh=Mesh(replica=racks, data=1, expert=EXPERT_SHARDS, model=1),
         compute_dtype="bfloat16",
     )

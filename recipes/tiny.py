@@ -35,6 +35,7 @@ def recipe() -> Recipe:
         data=Data(path="embedded"),
         optimizer=Optimizer(muonh_lr=MUONH_LR, adam_lr=ADAM_LR),
         schedule=Schedule(steps=STEPS, batch_sequences=BATCH_SEQUENCES),
-        evaluation=Evaluation(every_steps=EVALUATE_EVERY_STEPS, baselines=True),
+        # Not after the first step: the first regular evaluation is only a minute away.
+        evaluation=Evaluation(every_steps=EVALUATE_EVERY_STEPS, at_first_step=False, baselines=True),
         checkpoints=Checkpoints(every_steps=SAVE_EVERY_STEPS),
     )

@@ -29,6 +29,7 @@ if importlib.metadata.version("jax").startswith("0.10."):
         ]
     ).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["EQUIMOE_COMPILE_CACHE"] = "off"  # no test reads what another run of the tests compiled
 os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
-__all__ = ["COMBINE_TOTAL", "Router", "Routing", "RoutingStatistics", "largest", "routing_statistics"]
+__all__ = ["COMBINE_TOTAL", "Router", "Routing", "RoutingStatistics", "largest", "load_entropy", "routing_statistics"]
 
 COMBINE_TOTAL = 2.5  # the K combine weights of a token sum to this (hero_spec section 2)
 
@@ -70,11 +70,17 @@ def largest(scores: Float32[Array, "T E"], count: int) -> tuple[Float32[Array, "
 def routing_statistics(routing: Routing, rows_per_expert: Int[Array, " E"]) -> RoutingStatistics:
     """Load, its entropy -sum p log(p + 1e-6), and the router z."""
     load = rows_per_expert.astype(jnp.int32)
-    p = load.astype(jnp.float32) / jnp.maximum(jnp.sum(load), 1).astype(jnp.float32)
     count = jnp.maximum(jnp.sum(routing.valid, dtype=jnp.int32), 1).astype(jnp.float32)
     squares = jnp.square(jax.nn.logsumexp(routing.logits, axis=1))
     return RoutingStatistics(
         load=load,
-        entropy=-jnp.sum(p * jnp.log(p + 1e-6)),
+        entropy=load_entropy(load),
         z=jnp.sum(jnp.where(routing.valid, squares, 0.0)) / count,
     )
+
+
+def load_entropy(load: Int32[Array, "*layer E"]) -> Float32[Array, "*layer"]:
+    """-sum p log(p + 1e-6) of the share p of each expert, nats."""
+    total = jnp.maximum(jnp.sum(load, axis=-1, keepdims=True), 1)
+    p = load.astype(jnp.float32) / total.astype(jnp.float32)
+    return -jnp.sum(p * jnp.log(p + 1e-6), axis=-1)

@@ -10,11 +10,11 @@ from jaxtyping import Array, Float, Float32, Int
 
 from equimoe.errors import EquimoeError
 from equimoe.model.loss import cross_entropy
-from equimoe.model.quantile_balancing import histogram_betas
+from equimoe.model.quantile_balancing import MarginHistogram, histogram_betas, margin_histogram
 from equimoe.model.router import RoutingStatistics, routing_statistics
 from equimoe.model.transformer import QB_BINS, Transformer, checked_segments, forward
 
-__all__ = ["LayerStatistics", "LossTerms", "loss", "loss_and_terms", "next_token_weights"]
+__all__ = ["LayerStatistics", "LossTerms", "loss", "loss_and_terms", "next_token_weights", "target_weights"]
 
 Z_LOSS = 1e-4  # weight of logsumexp(logits)^2 in training (hero_spec section 2)
 
@@ -23,7 +23,7 @@ class LayerStatistics(eqx.Module):
     """Per layer, what the router did in this batch."""
 
     routing: RoutingStatistics
-    beta: Float32[Array, "*layer E"]
+    beta: Float32[Array, "*layer E"] | MarginHistogram  # the histogram: where micro-batches are still to be pooled
     dropped: Int[Array, "*layer"]  # assignments lost in transport, sender and receiver
     skipped_padding: Int[Array, "*layer"]
 
@@ -45,6 +45,12 @@ def next_token_weights(token_ids: Int[Array, "B S"], segment_ids: Int[Array, "B 
     return (real & has_next).astype(jnp.float32)
 
 
+def target_weights(loss_weight: Float[Array, "*micro B S"]) -> Float32[Array, "*micro B S"]:
+    """The weights that count: the last position has no target in its row, whatever weight the caller gave it."""
+    has_target = jnp.arange(loss_weight.shape[-1]) < loss_weight.shape[-1] - 1
+    return jnp.where(has_target, loss_weight, 0.0).astype(jnp.float32)
+
+
 def loss_and_terms(
     model: Transformer,
     token_ids: Int[Array, "B S"],
@@ -54,11 +60,15 @@ def loss_and_terms(
     z_loss: float = Z_LOSS,
     qb_bins: int = QB_BINS,
     compute_dtype: Any = jnp.float32,
+    batch_weight: Float32[Array, ""] | None = None,
 ) -> tuple[Float32[Array, ""], LossTerms]:
     """sum(w * (cross entropy + z_loss * logsumexp^2)) / sum(w), and its parts.
 
     The target of position t is the token at t + 1 of the same row, also across a document border. Without
     `loss_weight`, `next_token_weights`. A batch without any weight has loss 0.
+
+    `batch_weight`: these rows are a micro-batch of a batch of that weight. The means are then this part's share of
+    the means of the batch, to be added up, and `layers.beta` is a histogram to be pooled.
     """
     segment_ids = checked_segments(token_ids, segment_ids, model.config)
     weight = next_token_weights(token_ids, segment_ids) if loss_weight is None else loss_weight
@@ -71,10 +81,10 @@ def loss_and_terms(
         )
 
     def observe(routing, plan):
-        k = routing.selected.shape[-1]
+        k, margins = routing.selected.shape[-1], (routing.logits, routing.alpha, routing.valid)
         return LayerStatistics(
             routing=routing_statistics(routing, plan.rows_per_expert),
-            beta=histogram_betas(routing.logits, routing.alpha, routing.valid, k, qb_bins),
+            beta=histogram_betas(*margins, k, qb_bins) if batch_weight is None else margin_histogram(*margins, qb_bins),
             dropped=plan.dropped_at_sender + plan.dropped_at_receiver,
             skipped_padding=plan.skipped_padding,
         )
@@ -82,11 +92,10 @@ def loss_and_terms(
     hidden, layers = forward(model, token_ids, segment_ids, compute_dtype=compute_dtype, observe=observe)
     targets = jnp.concatenate([token_ids[:, 1:], token_ids[:, :1]], axis=1)  # the last one has no weight
     per_token, log_total = cross_entropy(hidden.reshape(-1, hidden.shape[-1]), model.lm_head, targets.reshape(-1))
-    # The last position has no target in the row, whatever weight the caller gave it.
-    has_target = jnp.arange(weight.shape[1]) < weight.shape[1] - 1
-    flat = jnp.where(has_target[None], weight, 0.0).reshape(-1).astype(jnp.float32)
+    flat = target_weights(weight).reshape(-1)
     total = jnp.sum(flat)
-    scale = 1.0 / jnp.where(total > 0.0, total, 1.0)
+    divisor = total if batch_weight is None else batch_weight
+    scale = 1.0 / jnp.where(divisor > 0.0, divisor, 1.0)
     mean_ce = jnp.sum(flat * per_token) * scale
     mean_z = jnp.sum(flat * jnp.square(log_total)) * scale
     return mean_ce + z_loss * mean_z, LossTerms(cross_entropy=mean_ce, z=mean_z, weight=total, layers=layers)

@@ -20,11 +20,22 @@ from equimoe.parallel.layout import LOGICAL_TO_MESH, TOKEN_AXES, mesh_shape
 from equimoe.recipe import Mesh
 from equimoe.weights import Weight, describe
 
-__all__ = ["LOGICAL_TO_MESH", "TOKEN_AXES", "make_mesh", "mesh_shape", "row_sharding", "weight_shardings"]
+__all__ = [
+    "LOGICAL_TO_MESH",
+    "TOKEN_AXES",
+    "make_mesh",
+    "mesh_shape",
+    "micro_batch_sharding",
+    "row_sharding",
+    "weight_shardings",
+]
 
 
-def make_mesh(mesh: Mesh, config: ModelConfig, batch_sequences: int) -> jax.sharding.Mesh:
-    """The mesh over all devices. Refuses, all at once, sizes of the model and batch that its axes do not divide."""
+def make_mesh(mesh: Mesh, config: ModelConfig, batch_sequences: int, *, accumulation: int = 1) -> jax.sharding.Mesh:
+    """The mesh over all devices. Refuses, all at once, sizes of the model and batch that its axes do not divide.
+
+    Of a batch that is taken in `accumulation` micro-batches, each must be spread over the devices.
+    """
     shape = mesh_shape(mesh, jax.device_count())
     problems = Problems("mesh")
     for path, weight in describe(config).items():
@@ -38,12 +49,14 @@ def make_mesh(mesh: Mesh, config: ModelConfig, batch_sequences: int) -> jax.shar
                 f"change the model, or shorten {' or '.join(LOGICAL_TO_MESH[axis])}",
             )
     spread = math.prod(shape[a] for a in TOKEN_AXES)
+    least = spread * accumulation
+    micro = "" if accumulation == 1 else " * schedule.accumulation"
     problems.require(
-        batch_sequences % spread == 0,
+        batch_sequences % least == 0,
         "schedule.batch_sequences",
         batch_sequences,
-        f"must be a multiple of {spread} (replica * data * expert)",
-        f"use {max(spread, round(batch_sequences / spread) * spread)}",
+        f"must be a multiple of {least} (replica * data * expert{micro})",
+        f"use {max(least, round(batch_sequences / least) * least)}",
     )
     problems.raise_if_any()
     devices = np.asarray(all_devices()).reshape([shape[axis] for axis in MESH_AXES])
@@ -62,3 +75,8 @@ def _spec(weight: Weight) -> PartitionSpec:
 def row_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
     """Rows of a batch, [B, S]: spread over `TOKEN_AXES`."""
     return NamedSharding(mesh, PartitionSpec(TOKEN_AXES, None))
+
+
+def micro_batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
+    """Micro-batches of a batch, [A, b, S]: the rows of each are spread over `TOKEN_AXES`."""
+    return NamedSharding(mesh, PartitionSpec(None, TOKEN_AXES, None))

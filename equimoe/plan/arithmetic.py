@@ -4,7 +4,8 @@
     print("\\n".join(lines(recipe, facts)))  # the same numbers as sums that a reader can check
 
 Memory counts what is certain and lasts through a step: weights, gradients and optimizer state in float32, and the
-residual stream that per-layer rematerialisation keeps. It leaves out transport buffers, gathered weights and
+residual stream that per-layer rematerialisation keeps (of one micro-batch, whose gradients are then added to a second
+copy of them). It leaves out transport buffers, gathered weights and
 temporaries, so it is a lower bound: what it refuses cannot run, what it lets pass may still not fit.
 Plain Python, no JAX.
 """
@@ -115,7 +116,7 @@ class Memory:
     devices: int
     state: dict[str, StateBytes]  # group -> bytes of one whole copy
     state_per_device: dict[str, StateBytes]
-    tokens_per_device: int
+    tokens_per_device: int  # of one micro-batch
     carry_bytes_per_token: int
     carries_per_device: int  # layers * tokens_per_device * carry_bytes_per_token
 
@@ -200,10 +201,12 @@ def _memory(recipe: Recipe, devices: int, compute_dtype: str) -> Memory:
     per_device: dict[str, StateBytes] = {}
     for weight in describe(recipe.model).values():
         group = _group(weight)
-        state[group] = state.get(group, StateBytes()) + _bytes(weight, weight.size)
-        per_device[group] = per_device.get(group, StateBytes()) + _bytes(weight, size_per_device(weight, shape))
+        copies = 1 if recipe.schedule.accumulation == 1 else 2  # gradients of a micro-batch, and their sum
+        state[group] = state.get(group, StateBytes()) + _bytes(weight, weight.size, copies)
+        own = _bytes(weight, size_per_device(weight, shape), copies)
+        per_device[group] = per_device.get(group, StateBytes()) + own
     dtype = compute_dtype if recipe.compute_dtype == "auto" else recipe.compute_dtype
-    tokens = -(-recipe.tokens_per_step // math.prod(shape[axis] for axis in TOKEN_AXES))
+    tokens = -(-recipe.tokens_per_step // (recipe.schedule.accumulation * math.prod(shape[a] for a in TOKEN_AXES)))
     carry = recipe.model.hidden_size * DTYPE_BYTES[dtype]
     return Memory(
         mesh=dict(shape),
@@ -230,11 +233,11 @@ def _group(weight: Weight) -> str:
     return weight.group if weight.group == "router_bias" else f"other_{weight.group}"
 
 
-def _bytes(weight: Weight, size: int) -> StateBytes:
+def _bytes(weight: Weight, size: int, gradient_copies: int) -> StateBytes:
     trained = weight.group != "router_bias"
     return StateBytes(
         weights=FLOAT32_BYTES * size,
-        gradients=FLOAT32_BYTES * size * trained,
+        gradients=FLOAT32_BYTES * size * trained * gradient_copies,
         optimizer=FLOAT32_BYTES * size * STATE_PER_WEIGHT[weight.group],
     )
 
@@ -275,7 +278,13 @@ def _missing(recipe: Recipe, device_memory_bytes: int, device_count: int, comput
 
 
 _COUNTED = ("float32 weights", "float32 gradients", "float32 optimizer state", "residual stream kept between layers")
-_NOT_COUNTED = ("transport buffers", "gathered weights", "attention and expert temporaries", "compiler workspace")
+_NOT_COUNTED = (
+    "transport buffers",
+    "gathered weights",
+    "attention and expert temporaries",
+    "compiler workspace",
+    "histograms of micro-batches",
+)
 
 
 def parameter_lines(model: ModelConfig, found: Counts | None = None) -> list[str]:

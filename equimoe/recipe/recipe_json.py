@@ -26,6 +26,12 @@ __all__ = ["new_provenance", "read_recipe", "recipe_from_json", "recipe_to_json"
 
 FORMAT, FORMAT_VERSION = "equimoe-recipe", 1
 
+# What a run's numbers and files depend on, beside this package.
+_PACKAGES = (
+    *("jax", "jaxlib", "equinox", "optax", "numpy", "ml-dtypes", "orbax-checkpoint", "tensorstore", "tokenizers"),
+    *("safetensors", "tokamax"),
+)
+
 # What credentials look like inside a path or URL. The environment (HF_TOKEN) is their place.
 _SECRETS = {
     "a password in a URL": re.compile(r"://[^/\s:@]+:[^/\s@]+@"),
@@ -35,14 +41,17 @@ _SECRETS = {
 
 
 def new_provenance(source: str, overrides: Sequence[str] = (), recipe_file: bytes | None = None) -> dict[str, Any]:
-    """Where a recipe came from: its name or path, the overrides, and the versions that resolved it."""
+    """Where a recipe came from: its name or path, the overrides, the versions here; `parent`: what it continues."""
     return {
         "source": source,
         "source_sha256": None if recipe_file is None else hashlib.sha256(recipe_file).hexdigest(),
         "overrides": list(overrides),
-        "equimoe": equimoe.__version__,
-        "jax": _installed("jax"),
-        "python": platform.python_version(),
+        "parent": None,
+        "versions": {
+            "equimoe": equimoe.__version__,
+            "python": platform.python_version(),
+            **{package: _installed(package) for package in _PACKAGES},
+        },
     }
 
 

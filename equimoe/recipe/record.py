@@ -115,7 +115,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Logging:
-    norms_every_steps: int = 10  # gradient and parameter norms per optimizer group (hero_spec section 7)
+    norms_every_steps: int = 10  # gradient and parameter norms per component of the model (hero_spec section 7)
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,8 @@ _RULES: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ),
     ("must be above 0", "use 60, or none", lambda v: v > 0, "checkpoints.rolling_minutes"),
     ("must be 0 or above", "0 is greedy", lambda v: v >= 0, "samples.temperature"),
+    # JAX keeps 32 bits of a seed: two that differ above them would give one model.
+    ("must be in 0 .. 4,294,967,295", "use a smaller number", lambda v: 0 <= v < 2**32, "seed"),
     (
         "must be auto, float32 or bfloat16",
         "use auto",

@@ -31,7 +31,16 @@ from equimoe.recipe import Recipe
 from equimoe.recipe.fields import field_types, leaf_types, named_fields, nearest, parse, record_from_dict, words
 from equimoe.recipe.recipe_json import new_provenance, refuse_secrets
 
-__all__ = ["RecipeLine", "Resolved", "copy_recipe", "list_recipes", "packaged_recipes", "resolve", "resolve_model"]
+__all__ = [
+    "RecipeLine",
+    "Resolved",
+    "changed",
+    "copy_recipe",
+    "list_recipes",
+    "packaged_recipes",
+    "resolve",
+    "resolve_model",
+]
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,15 @@ def resolve(source: str, overrides: Sequence[str] = ()) -> Resolved:
     problems.raise_if_any()
     refuse_secrets([*overrides, recipe.to_dict()])
     return Resolved(recipe, new_provenance(source, overrides, path.read_bytes()))
+
+
+def changed(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """A recipe that exists already (that of a run), with `overrides` applied: dotted field paths only."""
+    problems = Problems("changes as given on the command line")
+    recipe = _with_fields(recipe, _split(overrides, problems), problems, also=())
+    problems.raise_if_any()
+    refuse_secrets([*overrides, recipe.to_dict()])
+    return recipe
 
 
 def resolve_model(source: str, overrides: Sequence[str] = ()) -> ModelConfig:

@@ -14,6 +14,7 @@ from equimoe.recipe.fields import nearest
 __all__ = ["find_run", "new_run"]
 
 RUNS = Path("runs")
+LONGEST_NAME = 255  # bytes, on every file system in use
 RECIPE = "recipe.json"
 COMMITTED = "checkpoints/[0-9]*/COMMITTED"  # the marker of a complete checkpoint (train/checkpoint.py)
 
@@ -43,7 +44,7 @@ def new_run(name_or_path: str | None, recipe_name: str) -> Path:
 
 def find_run(name_or_path: str) -> Path:
     """The folder of an existing run; EquimoeError names the nearest one there is."""
-    here = Path(name_or_path).expanduser()
+    here = _expanded(name_or_path)
     run = next((path for path in (_path(name_or_path), here) if (path / RECIPE).is_file()), None)
     if run is None:
         known = sorted(str(path.parent) for path in RUNS.glob(f"*/{RECIPE}"))
@@ -60,6 +61,24 @@ def find_run(name_or_path: str) -> Path:
 
 
 def _path(name_or_path: str) -> Path:
-    path = Path(name_or_path).expanduser()
+    path = _expanded(name_or_path)
     is_name = os.sep not in name_or_path and "/" not in name_or_path and name_or_path not in (".", "..", "~")
     return RUNS / path if is_name else path
+
+
+def _expanded(name_or_path: str) -> Path:
+    """The path with `~` resolved; refuses a home that is not there, and a name that no file system takes."""
+    try:
+        path = Path(name_or_path).expanduser()
+    except RuntimeError:
+        raise EquimoeError(
+            "run", "begins with ~ and a user that this machine does not have", "Write the path out", value=name_or_path
+        ) from None
+    if "\0" in name_or_path or any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts):
+        raise EquimoeError(
+            "run",
+            f"must be a file name: at most {LONGEST_NAME} bytes, no zero bytes",
+            "Choose a shorter name with --run NAME",
+            value=name_or_path if len(name_or_path) < 80 else f"{name_or_path[:60]}...",
+        )
+    return path

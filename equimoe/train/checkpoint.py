@@ -2,7 +2,7 @@
 
     checkpoints/<step>/
         state/            Orbax (OCDBT): one array per tensor, stacked ones in chunks of one layer or less
-        position.json     format and version, step, sequences read
+        position.json     format and version, step, sequences read, the settings that decide the run
         tokenizer.json    what turns the ids back into text
         COMMITTED         written last
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,13 @@ from equimoe.files import ASIDE_PREFIX, aside, sync_folder, write_file
 from equimoe.train.state import TrainState
 
 __all__ = [
+    "begin",
     "committed_steps",
     "newest_checkpoint",
     "read_layer",
     "read_position",
     "remove_incomplete",
+    "remove_old",
     "restore",
     "save",
 ]
@@ -43,38 +45,90 @@ FORMAT, FORMAT_VERSION = "equimoe-checkpoint", 1
 STATE, POSITION, TOKENIZER, MARKER = "state", "position.json", "tokenizer.json", "COMMITTED"
 
 
-def save(folder: Path, state: TrainState, *, sequences: int, tokenizer: bytes, keep: int) -> Path:
-    """Write `folder/<step>`, commit it, and only then remove all but the newest `keep`. Returns its path.
+def save(
+    folder: Path,
+    state: TrainState,
+    *,
+    sequences: int,
+    tokenizer: bytes,
+    keep: int,
+    permanent_every: int | None = None,
+    trajectory: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write `folder/<step>`, commit it, and only then remove what is no longer kept. Returns its path.
 
     Raises EquimoeError when the disk refuses; older checkpoints are then untouched.
     """
+    path = begin(folder, state, sequences=sequences, tokenizer=tokenizer, trajectory=trajectory)()
+    remove_old(folder, keep=keep, permanent_every=permanent_every)
+    return path
+
+
+def begin(
+    folder: Path,
+    state: TrainState,
+    *,
+    sequences: int,
+    tokenizer: bytes,
+    trajectory: Mapping[str, Any] | None = None,
+) -> Callable[[], Path]:
+    """Take the state off the devices, and return what writes and commits it, to be called once, in any thread.
+
+    `trajectory`: the settings that the state was trained with (`recipe.trajectory`), kept to find an edited recipe.
+    """
     step = int(state.step)
     final = folder.resolve() / str(step)  # Orbax takes absolute paths only
-    folder.mkdir(parents=True, exist_ok=True)
     temporary = aside(final)
+    position = {"format": FORMAT, "version": FORMAT_VERSION, "step": step, "sequences": sequences}
+    if trajectory is not None:
+        position["trajectory"] = dict(trajectory)
+    with _whole_or_nothing(final, temporary, keep_on_success=True):
+        folder.mkdir(parents=True, exist_ok=True)
+        wait_for_state = _write_state(temporary / STATE, state)
+
+    def finish() -> Path:
+        with _whole_or_nothing(final, temporary):
+            wait_for_state()
+            write_file(temporary / TOKENIZER, [tokenizer])
+            write_file(temporary / POSITION, [json.dumps(position, indent=1).encode()])
+            _flush_tree(temporary)
+            if final.exists():  # the same step once more
+                _remove(final)
+            os.rename(temporary, final)
+            sync_folder(folder)
+            write_file(final / MARKER, [b"complete\n"])
+        return final
+
+    return finish
+
+
+@contextmanager
+def _whole_or_nothing(final: Path, temporary: Path, *, keep_on_success: bool = False) -> Iterator[None]:
+    """Remove what was written aside, and say in one line what the disk refused."""
     try:
-        _write_state(temporary / STATE, state)
-        write_file(temporary / TOKENIZER, [tokenizer])
-        position = {"format": FORMAT, "version": FORMAT_VERSION, "step": step, "sequences": sequences}
-        write_file(temporary / POSITION, [json.dumps(position, indent=1).encode()])
-        _flush_tree(temporary)
-        if final.exists():  # the same step once more
-            _remove(final)
-        os.rename(temporary, final)
-        sync_folder(folder)
-        write_file(final / MARKER, [b"complete\n"])
-    except (OSError, ValueError) as error:  # TensorStore reports a full disk as a ValueError
+        yield
+    except (OSError, ValueError, RuntimeError) as error:  # TensorStore reports a full disk as a ValueError
+        shutil.rmtree(temporary, ignore_errors=True)
         raise EquimoeError(
             "checkpoint",
             f"could not be written ({error})",
             "Free disk space or fix the permissions, then resume",
             value=str(final),
         ) from error
-    finally:
+    except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
-    for old in committed_steps(folder)[:-keep]:
-        _remove(folder / str(old))
-    return final
+        raise
+    if not keep_on_success:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_old(folder: Path, *, keep: int, permanent_every: int | None = None) -> None:
+    """Remove all but the newest `keep` of those that are not permanent. The newest of all always stays."""
+    steps = committed_steps(folder)
+    passing = [step for step in steps if permanent_every is None or step % permanent_every]
+    for step in passing[:-keep]:
+        if step != steps[-1]:
+            _remove(folder / str(step))
 
 
 def remove_incomplete(folder: Path) -> list[str]:
@@ -94,26 +148,43 @@ def _remove(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def _write_state(path: Path, state: TrainState) -> None:
+def _write_state(path: Path, state: TrainState) -> Callable[[], None]:
+    """Begin to write the state; it has left the devices when this returns. The result waits until it is written."""
     import orbax.checkpoint as ocp  # here: it takes a second to import, and reading a position needs none of it
 
     tree = _by_name(state)
     arguments = {name: _chunked(ocp, name, array) for name, array in tree.items()}
-    with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True)) as checkpointer:
+    checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True))
+    with _quiet():
         checkpointer.save(path, args=ocp.args.PyTreeSave(tree, save_args=arguments))
+
+    def wait() -> None:
+        try:
+            checkpointer.wait_until_finished()
+        finally:
+            checkpointer.close()
+
+    return wait
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Orbax warns, once an array, that a layer of a small model is a small chunk; that is what we ask for."""
+    """Hide what Orbax warns about without need while it plans a save or a restore, and chunk sizes also after that."""
     from absl import logging
 
-    before = logging.get_verbosity()
+    logger, before = logging.get_absl_logger(), logging.get_verbosity()
+    if _small_chunks not in logger.filters:
+        logger.addFilter(_small_chunks)  # said once an array, by the threads that write, when this is long left
     logging.set_verbosity(logging.ERROR)
     try:
         yield
     finally:
         logging.set_verbosity(before)
+
+
+def _small_chunks(record: Any) -> bool:
+    """Not the warning that a layer of a small model is a small chunk: that is what we ask for."""
+    return "target_byte_size" not in str(record.msg)
 
 
 def _chunked(ocp: Any, name: str, array: jax.Array):
@@ -144,11 +215,20 @@ def restore(checkpoint: Path, like: TrainState) -> TrainState:
         raise EquimoeError(
             "checkpoint",
             f"cannot be read ({first_line(error)})",
-            f"Remove {checkpoint} to continue from the one before it",
+            _older(checkpoint),
             value=str(checkpoint),
         ) from error
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     return jax.tree_util.tree_unflatten(structure, [arrays[_name(path)] for path, _ in leaves])
+
+
+def _older(checkpoint: Path) -> str:
+    """What to do about a checkpoint that is damaged."""
+    number = int(checkpoint.name) if checkpoint.name.isdigit() else 0
+    older = [step for step in committed_steps(checkpoint.parent) if step < number]
+    if older:
+        return f"Remove {checkpoint} to continue from {checkpoint.parent / str(older[-1])}"
+    return "There is no older one: start a new run"
 
 
 def _check_shapes(checkpoint: Path, checkpointer: Any, wanted: dict[str, Any]) -> None:
@@ -184,18 +264,22 @@ def read_layer(checkpoint: Path, name: str, layer: int) -> np.ndarray:
 
 
 def read_position(checkpoint: Path) -> dict:
-    """Step and sequences of a committed checkpoint. Refuses one without marker, or of another format version."""
+    """Step, sequences and, where it was kept, trajectory of a committed checkpoint.
+
+    Refuses one without marker, or of another format version.
+    """
     if not (checkpoint / MARKER).exists():
         raise EquimoeError(
-            "checkpoint", "is not complete: its save was interrupted", "Use an older one", value=str(checkpoint)
+            "checkpoint", "is not complete: its save was interrupted", _older(checkpoint), value=str(checkpoint)
         )
     try:
         position = json.loads((checkpoint / POSITION).read_bytes())
         known = position["format"] == FORMAT and position["version"] == FORMAT_VERSION
         step, sequences = int(position["step"]), int(position["sequences"])
+        trajectory = dict(position.get("trajectory", {}))  # checkpoints of equimoe 0.1 before accumulation have none
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EquimoeError(
-            "checkpoint", f"has no readable {POSITION} ({error})", "Use an older one", value=str(checkpoint)
+            "checkpoint", f"has no readable {POSITION} ({error})", _older(checkpoint), value=str(checkpoint)
         ) from None
     if not known:
         raise EquimoeError(
@@ -204,7 +288,7 @@ def read_position(checkpoint: Path) -> dict:
             "Update equimoe",
             value=str(checkpoint),
         )
-    return {"step": step, "sequences": sequences}
+    return {"step": step, "sequences": sequences, "trajectory": trajectory}
 
 
 def committed_steps(folder: Path) -> list[int]:

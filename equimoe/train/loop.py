@@ -1,4 +1,4 @@
-"""The training loop: prepare the data, make or restore the state, step, log, save, evaluate.
+"""The training loop: prepare the data, make or restore the state, step, log, save, evaluate, sample.
 
     equimoe.train_recipe(recipe, Path("runs/tiny"))       a new run
     equimoe.resume_run(Path("runs/tiny"))                the same run, continued to its end
@@ -11,10 +11,9 @@ steps since the last checkpoint, which a resumed run makes again, bit for bit on
 from __future__ import annotations
 
 import dataclasses
-import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +24,32 @@ from jax.sharding import Mesh
 
 from equimoe import optim
 from equimoe.baselines import baselines
+from equimoe.data.evals import prepare_evals
 from equimoe.data.prepare import Prepared, prepare
 from equimoe.data.rows import Batch, Rows, heldout_batches
 from equimoe.data.source import absolute
+from equimoe.data.store import TokenStore
 from equimoe.errors import EquimoeError
-from equimoe.evaluate import Score, evaluate, make_scorer
+from equimoe.evaluate import make_scorer
 from equimoe.files import write_file
-from equimoe.optim.rates import warmup_then_linear
 from equimoe.parallel.capabilities import capabilities, device_memory_bytes
+from equimoe.parallel.compile_cache import enable_compile_cache
 from equimoe.parallel.mesh import make_mesh, row_sharding
 from equimoe.plan.arithmetic import refuse_if_too_large, run_rates
 from equimoe.recipe import Recipe
 from equimoe.recipe.recipe_json import new_provenance, read_recipe, recipe_to_json
+from equimoe.recipe.resolve import changed
+from equimoe.recipe.trajectory import refuse_changes, refuse_edited
 from equimoe.train import checkpoint
+from equimoe.train.ahead import Ahead
 from equimoe.train.display import Display
 from equimoe.train.interrupt import Interrupt
 from equimoe.train.metrics import RunLog, read_lines, rewind
+from equimoe.train.report import norms_due, rate_schedules, step_values
+from equimoe.train.run_lock import held
+from equimoe.train.samples import samples_due, samples_missing, write_samples
+from equimoe.train.saving import Saver
+from equimoe.train.scoring import HELDOUT, due_sets, missing_sets, refuse_reserved_names, score_sets
 from equimoe.train.state import TrainState, abstract_state, create_state, state_shardings, with_pending_bias
 from equimoe.train.step import StepMetrics, make_step
 from equimoe.train.throughput import StepClock, peak_flops
@@ -48,18 +57,19 @@ from equimoe.train.throughput import StepClock, peak_flops
 __all__ = ["make_optimizer", "resume_run", "train_recipe"]
 
 _SMALL_HELDOUT_TOKENS = 10_000
-HELDOUT = "heldout"  # the name of the held-out split of the training data among the evaluation sets
 
 
 def train_recipe(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None = None) -> None:
     """Train a new run in the folder `run`, to its end.
 
     Raises EquimoeError if the folder already holds a checkpoint, if the model cannot fit here, or for anything
-    wrong with the data; KeyboardInterrupt after Ctrl-C, when the state has been saved.
+    wrong with the data; `interrupt.Stopped` after Ctrl-C (it is a KeyboardInterrupt) or SIGTERM (a SystemExit).
     """
+    enable_compile_cache()
+    refuse_reserved_names(recipe)
     recipe = _concrete(recipe)
     mesh = _mesh_that_fits(recipe)
-    with _locked(run):
+    with Interrupt() as interrupt, held(run):
         if checkpoint.committed_steps(run / "checkpoints"):
             raise EquimoeError(
                 "run",
@@ -71,35 +81,67 @@ def train_recipe(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None
         kept = {**(provenance or new_provenance("python")), "data": _data_identity(prepared)}
         write_file(run / "recipe.json", [recipe_to_json(recipe, kept).encode()])
         rewind(run, 0)  # lines of an attempt that never reached a checkpoint
-        session = _Session(recipe, run, prepared, mesh, make_optimizer(recipe))
+        session = _Session(recipe, run, prepared, mesh, make_optimizer(recipe), interrupt)
         session.go(session.fresh_state(), "started")
 
 
-def resume_run(run: Path) -> None:
+def resume_run(run: Path, overrides: Sequence[str] = ()) -> None:
     """Continue a run from its newest complete checkpoint; from the beginning if it has none yet.
 
-    Raises EquimoeError if the data is no longer what the run was trained on, or the checkpoint is damaged.
+    `overrides` are `name=value` texts of settings that leave alone what the run computes (`recipe.trajectory`). Raises
+    EquimoeError for any other, if recipe.json or the data is no longer what the run was trained on, or if the
+    checkpoint is damaged.
     """
-    recipe, provenance = read_recipe(run)
-    mesh = _mesh_that_fits(recipe)
-    with _locked(run):
+    before, provenance = read_recipe(run)
+    recipe = changed(before, overrides)
+    refuse_changes(before, recipe)
+    refuse_reserved_names(recipe)
+    with Interrupt() as interrupt, held(run):
+        steps = checkpoint.committed_steps(run / "checkpoints")
+        newest = run / "checkpoints" / str(steps[-1]) if steps else None
+        if newest is not None:
+            refuse_edited(checkpoint.read_position(newest)["trajectory"], recipe, str(newest))
+        if overrides:
+            note = {"step": steps[-1] if steps else 0, "overrides": list(overrides)}
+            provenance = {**provenance, "resumed": [*provenance.get("resumed", []), note]}
+        if newest is not None and _nothing_left(run, recipe, steps[-1]):
+            _write_changes(run, recipe, provenance, overrides)
+            print(f"done: {steps[-1]} steps in {run}, nothing is left to do")
+            return
+        enable_compile_cache()
+        mesh = _mesh_that_fits(recipe)
         prepared = prepare(recipe.data, recipe.model.vocab_size, print)
         _check_same_data(provenance.get("data", {}), prepared, run)
-        session = _Session(recipe, run, prepared, mesh, make_optimizer(recipe))
-        steps = checkpoint.committed_steps(run / "checkpoints")
-        if steps:
-            newest = run / "checkpoints" / str(steps[-1])
-            state = checkpoint.restore(newest, abstract_state(recipe.model, session.optimizer, mesh))
-        else:
+        session = _Session(recipe, run, prepared, mesh, make_optimizer(recipe), interrupt)
+        if newest is None:
             state = session.fresh_state()
+        else:
+            state = checkpoint.restore(newest, abstract_state(recipe.model, session.optimizer, mesh))
+        _write_changes(run, recipe, provenance, overrides)
         rewind(run, int(state.step))
         session.go(state, "resumed")
+
+
+def _write_changes(run: Path, recipe: Recipe, provenance: dict[str, Any], overrides: Sequence[str]) -> None:
+    if overrides:
+        write_file(run / "recipe.json", [recipe_to_json(recipe, provenance).encode()])
+
+
+def _nothing_left(run: Path, recipe: Recipe, step: int) -> bool:
+    """Whether the run is at its end, scored, sampled, and has said so: nothing to prepare or compile for."""
+    return (
+        step == recipe.schedule.steps
+        and not missing_sets(run, recipe, step)
+        and not samples_missing(run, recipe, step)
+        and any(line["event"] == "finished" for line in read_lines(run / "events.jsonl"))
+    )
 
 
 def _mesh_that_fits(recipe: Recipe) -> Mesh:
     """The mesh over the devices here; refuses, before anything is written, what cannot be trained on them."""
     refuse_if_too_large(recipe, device_memory_bytes(), jax.device_count())
-    return make_mesh(recipe.mesh, recipe.model, recipe.schedule.batch_sequences)
+    schedule = recipe.schedule
+    return make_mesh(recipe.mesh, recipe.model, schedule.batch_sequences, accumulation=schedule.accumulation)
 
 
 def _concrete(recipe: Recipe) -> Recipe:
@@ -144,36 +186,6 @@ def _check_same_data(before: dict[str, str], prepared: Prepared, run: Path) -> N
         )
 
 
-@contextmanager
-def _locked(run: Path) -> Iterator[None]:
-    """One process at a time trains a run: the lock goes with the process, also when it is killed."""
-    run.mkdir(parents=True, exist_ok=True)
-    with open(run / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise EquimoeError(
-                "run", "is being trained by another process", "Wait for it, or choose another --run", value=str(run)
-            ) from None
-        for name in checkpoint.remove_incomplete(run / "checkpoints"):
-            print(f"removed {name} from {run / 'checkpoints'}: its save was interrupted, it has no marker")
-        try:
-            yield
-        except KeyboardInterrupt as stop:
-            if not stop.args:  # not the polite one, that has saved and said so
-                print(f"stopped without saving; {_how_to_go_on(run)}")
-            raise
-        finally:
-            if {path.name for path in run.iterdir()} == {".lock"}:  # it failed before there was anything to keep
-                (run / ".lock").unlink()
-                run.rmdir()
-
-
-def _how_to_go_on(run: Path) -> str:
-    started = (run / "recipe.json").exists()
-    return f"continue with: equimoe resume {run}" if started else "nothing was written yet, give the same command again"
-
-
 @dataclass
 class _Session:
     """One process's work on one run, from a state to the end of the schedule."""
@@ -183,6 +195,8 @@ class _Session:
     prepared: Prepared
     mesh: Mesh
     optimizer: optax.GradientTransformation
+    interrupt: Interrupt
+    sets: dict[str, TokenStore] = field(default_factory=dict)
 
     def fresh_state(self) -> TrainState:
         """The state before the first step."""
@@ -192,8 +206,7 @@ class _Session:
 
     def go(self, state: TrainState, how: str) -> None:
         """Train from `state` to the last step."""
-        recipe, steps = self.recipe, self.recipe.schedule.steps
-        start = int(state.step)
+        recipe, start = self.recipe, int(state.step)
         self._prepare(state)
         self.log.event(
             how,
@@ -202,32 +215,41 @@ class _Session:
             device=capabilities().device_kind,
             compute_dtype=recipe.compute_dtype,
         )
-        with Interrupt(self.display.say) as interrupt, self.display:  # Ctrl-C is ours before the bar hides the cursor
-            self.display.say("compiling the step; then a line every 10 seconds")
-            if start and self._evaluation_missing(start):
-                self._evaluate(state)
-            state, interrupted = self._steps(state, start, interrupt)
-        if interrupted:
-            print(f"saved at step {int(state.step)}; continue with: equimoe resume {self.run}")
-            raise KeyboardInterrupt("saved")
-        self._finish(steps)
+        try:
+            # Ctrl-C is ours before the bar hides the cursor.
+            with self.interrupt.deferred(self.display.say), self.display:
+                if start < recipe.schedule.steps:
+                    self.display.say("compiling the step; then a line every 10 seconds")
+                self._make_up(state, start)
+                self._steps(state, start)
+        except BaseException as error:
+            if not getattr(error, "at_once", False):  # a second Ctrl-C does not wait
+                self.saver.close()
+            raise
+        self._finish(recipe.schedule.steps)
 
     def _prepare(self, state: TrainState) -> None:
-        """Everything that the loop reads: rows, compiled functions, log, display, clock."""
+        """Everything that the loop reads: rows, held-out sets, compiled functions, log, display, clock."""
         recipe = self.recipe
         self.rows = Rows(self.prepared.train, recipe.model.max_position_embeddings, recipe.seed)
+        self.tokenizer = self.prepared.tokenizer()
+        self.sets = {HELDOUT: self.prepared.heldout, **self._named_sets()}
         self.step = make_step(
             self.optimizer,
             z_loss=recipe.optimizer.z_loss,
             qb_bins=recipe.optimizer.quantile_balancing_bins,
             compute_dtype=recipe.compute_dtype,
             shardings=state_shardings(state),
+            accumulation=recipe.schedule.accumulation,
         )
         self.scorer = make_scorer(recipe.compute_dtype)
         self.log = RunLog(self.run)
+        self.saver = Saver(self.run, recipe, self.prepared.tokenizer_path.read_bytes(), self.log)
         self.display = Display(recipe.schedule.steps, int(state.step))
         self.sharding = row_sharding(self.mesh)
+        self.rates = rate_schedules(recipe)
         peak, source = peak_flops(recipe.compute_dtype)
+        self.clock = StepClock(recipe, peak)
         epochs = recipe.schedule.steps * recipe.schedule.batch_sequences / self.rows.rows_per_epoch
         self.display.say(
             f"data: {recipe.total_tokens:,} tokens to train on = {epochs:.2f} epochs of the training split"
@@ -237,128 +259,111 @@ class _Session:
                 f"data: only {self.prepared.heldout.token_count:,} held-out tokens: their loss says little"
             )
         self.display.say(f"peak for MFU: {peak / 1e9:,.0f} GFLOP/s ({source})")
-        self.clock = StepClock(recipe, peak)
-        rates, schedule = run_rates(recipe), recipe.schedule
-        self.rates = {
-            name: warmup_then_linear(
-                peak_rate,
-                schedule.steps,
-                warmup_fraction=schedule.warmup_fraction,
-                final_fraction=schedule.final_fraction,
-            )
-            for name, peak_rate in (("muonh_lr", rates.muonh_lr), ("adam_lr", rates.adam_lr))
-        }
 
-    def _steps(self, state: TrainState, start: int, interrupt: Interrupt) -> tuple[TrainState, bool]:
+    def _named_sets(self) -> dict[str, TokenStore]:
+        """The held-out sets of `evals`."""
+        if not self.recipe.evals:
+            return {}
+        vocabulary = self.recipe.model.vocab_size
+        return prepare_evals(self.recipe.evals, self.tokenizer, vocabulary, print, training=self.prepared)
+
+    def _steps(self, state: TrainState, start: int) -> None:
         """The loop. A step's metrics are fetched while the next one runs; before a save they are on disk."""
-        steps, waiting = self.recipe.schedule.steps, None
-        for done in range(start + 1, steps + 1):
-            batch = self._batch(done)
-            state, metrics = self.step(state, *batch)
-            if waiting is not None:
-                self._report(*waiting)
-            waiting = (done, metrics)
-            stop = interrupt.requested
-            last = done == steps
-            save = last or stop or done % self.recipe.checkpoints.every_steps == 0
-            score = last or done % self.recipe.evaluation.every_steps == 0
-            if save or score:
+        recipe, steps, waiting = self.recipe, self.recipe.schedule.steps, None
+        with Ahead(self._batch, start + 1, steps) as batches:
+            for done in range(start + 1, steps + 1):
+                batch, data_seconds = batches.next()
+                state, metrics = self.step(state, *batch, np.bool_(norms_due(recipe, done)))
+                if waiting is not None:
+                    self._report(*waiting)
+                waiting = (done, metrics, data_seconds)
+                self.saver.check()
+                stop = self.interrupt.requested
+                save, look = stop or self.saver.due(done), bool(due_sets(recipe, done)) or samples_due(recipe, done)
+                if not (save or look):
+                    continue
                 self._report(*waiting)
                 waiting = None
                 if save:
-                    self._save(state)
-                if stop and not last:
-                    return state, True
-                if score:
-                    self._evaluate(state)
+                    self.saver.save(state, done)
+                if look and not stop:
+                    self.saver.wait()  # save before evaluate: a failure in the evaluation loses nothing
+                    stop = not self._look(state, done, due_sets(recipe, done), samples_due(recipe, done))
+                if stop:
+                    self._stop(state, done, saved=save)
+                self._log_blocked(done)
                 self.clock.pause()
-        return state, False
+        self.saver.wait()
+        self._log_blocked(steps)
+
+    def _make_up(self, state: TrainState, step: int) -> None:
+        """Score and sample what a kill or Ctrl-C after the save of `step` left undone."""
+        if step and not self._look(
+            state, step, missing_sets(self.run, self.recipe, step), samples_missing(self.run, self.recipe, step)
+        ):
+            self._stop(state, step, saved=True)
+
+    def _stop(self, state: TrainState, step: int, *, saved: bool) -> None:
+        """End as Ctrl-C asked, with the state of `step` committed."""
+        if not saved:
+            self.saver.save(state, step)
+        self.saver.wait()
+        self._log_blocked(step)
+        self.display.say(f"saved at step {step}; continue with: equimoe resume {self.run}")
+        raise self.interrupt.stopped(saved=True)
 
     def _batch(self, done: int) -> tuple[jax.Array, ...]:
         size = self.recipe.schedule.batch_sequences
-        batch = self.rows.batch((done - 1) * size, size)
-        return self._on_devices(batch)
+        return self._on_devices(self.rows.batch((done - 1) * size, size))
 
     def _on_devices(self, batch: Batch) -> tuple[jax.Array, ...]:
         return tuple(jax.device_put(a, self.sharding) for a in (batch.token_ids, batch.segment_ids, batch.loss_weight))
 
-    def _report(self, done: int, metrics: StepMetrics) -> None:
+    def _report(self, done: int, metrics: StepMetrics, data_seconds: float) -> None:
         """Fetch a step's metrics, write its line, show it. A non-finite value stops the run here, before any save."""
-        found = jax.device_get(metrics)
-        config = self.recipe.model
-        assignments = self.recipe.tokens_per_step * config.num_experts_per_tok * config.num_hidden_layers - int(
-            np.sum(found.skipped_padding, dtype=np.int64)
-        )
-        dropped = int(np.sum(found.dropped, dtype=np.int64))
-        values = {
-            "step": done,
-            "tokens": done * self.recipe.tokens_per_step,
-            **{
-                name: float(getattr(found, name))
-                for name in (
-                    "loss",
-                    "cross_entropy",
-                    "z",
-                    "gradient_norm",
-                    "load_max_over_mean",
-                    "load_min_over_mean",
-                    "router_entropy",
-                    "router_z",
-                    "router_bias_norm",
-                )
-            },
-            **{name: rate(done - 1) for name, rate in self.rates.items()},
-            "dropped": dropped,
-            "dropped_share": dropped / max(1, assignments),
-            "skipped_padding": int(np.sum(found.skipped_padding, dtype=np.int64)),
-        }
+        values = step_values(self.recipe, done, jax.device_get(metrics), self.rates)
         self.log.write("metrics", values)
         pace = self.clock.tick()
         if pace is not None:
-            self.log.write("timing", {"step": done, **dataclasses.asdict(pace)})
+            self.log.write("timing", {"step": done, **dataclasses.asdict(pace), "data_seconds": data_seconds})
         self.display.step(values, pace)
 
-    def _save(self, state: TrainState) -> None:
-        step = int(state.step)
-        self.log.sync()
-        path = checkpoint.save(
-            self.run / "checkpoints",
-            state,
-            sequences=step * self.recipe.schedule.batch_sequences,
-            tokenizer=self.prepared.tokenizer_path.read_bytes(),
-            keep=self.recipe.checkpoints.keep,
-        )
-        self.log.event("saved", step=step, path=f"checkpoints/{path.name}")
+    def _log_blocked(self, step: int) -> None:
+        seconds = self.saver.blocked_seconds()
+        if seconds:
+            self.log.write("timing", {"step": step, "checkpoint_seconds": seconds})
 
-    def _evaluate(self, state: TrainState) -> None:
-        """Score the held-out split with the pending bias applied, as an export of this step would score."""
-        step = int(state.step)
-        size = self.recipe.schedule.batch_sequences
-        store = self.prepared.heldout
-        model = with_pending_bias(state.model, state.betas)
-        score: Score = evaluate(
-            self.scorer,
-            model,
-            heldout_batches(store, self.recipe.model.max_position_embeddings, size),
-            store.total_text_bytes,
-        )
-        self.log.write(
-            "metrics",
-            {
-                "step": step,
-                f"eval_loss/{HELDOUT}": score.loss,
-                f"eval_bits_per_byte/{HELDOUT}": score.bits_per_byte,
-                f"eval_tokens/{HELDOUT}": score.tokens,
-            },
-        )
-        self.display.say(f"step {step}  held-out loss {score.loss:.4f}  bits per byte {score.bits_per_byte:.4f}")
+    def _look(self, state: TrainState, step: int, sets: list[str], samples: bool) -> bool:
+        """Score the sets and let the model write, with the pending bias applied, as an export of this step would.
 
-    def _evaluation_missing(self, step: int) -> bool:
-        """Whether a kill between the save and the evaluation of this step left the evaluation undone."""
-        due = step == self.recipe.schedule.steps or step % self.recipe.evaluation.every_steps == 0
-        return due and not any(
-            line["step"] == step and f"eval_loss/{HELDOUT}" in line for line in read_lines(self.run / "metrics.jsonl")
-        )
+        False if it was cut short by Ctrl-C: what is missing is made up for on resume.
+        """
+        if not (sets or samples):
+            return True
+        model, stop = with_pending_bias(state.model, state.betas), lambda: self.interrupt.requested
+        begin = time.perf_counter()
+        if sets:
+            schedule = self.recipe.schedule
+            if not score_sets(
+                self.scorer,
+                model,
+                self.sets,
+                sets,
+                step=step,
+                rows=schedule.batch_sequences // schedule.accumulation,
+                log=self.log,
+                say=self.display.say,
+                place=self._on_devices,
+                stop=stop,
+            ):
+                return False
+            self.log.write("timing", {"step": step, "evaluation_seconds": time.perf_counter() - begin})
+            begin = time.perf_counter()
+        if samples:
+            if not write_samples(self.run, self.recipe, model, self.tokenizer, step, stop=stop):
+                return False
+            self.log.write("timing", {"step": step, "samples_seconds": time.perf_counter() - begin})
+        return True
 
     def _finish(self, steps: int) -> None:
         """Last words: the result beside what counting can do, and what to do next."""

@@ -29,7 +29,7 @@ File = Literal["metrics", "timing"]
 
 @dataclass(frozen=True)
 class Metric:
-    """What a name means. A name that ends in `/*` stands for one metric a held-out set."""
+    """What a name means. A name that ends in `/*` stands for one metric a held-out set, or a component."""
 
     unit: str
     meaning: str
@@ -53,12 +53,18 @@ METRICS: Mapping[str, Metric] = {
     "dropped_share": Metric("", "share of assignments lost in transport"),
     "dropped": Metric("assignments", "assignments lost in transport, all layers"),
     "skipped_padding": Metric("assignments", "assignments that padding tokens did not take, all layers"),
-    "eval_loss/*": Metric("nats", "held-out cross entropy per token, dropless"),
+    "gradient_norm/*": Metric("", "norm of the gradients of one component of the weight table"),
+    "parameter_norm/*": Metric("", "norm of its weights after the update; MuonH and AdamH never change it"),
+    "eval_loss/*": Metric("nats", "held-out cross entropy per token, dropless; macro: mean over sets, micro: tokens"),
     "eval_bits_per_byte/*": Metric("bits", "held-out loss on all tokens per byte of text"),
     "eval_tokens/*": Metric("tokens", "held-out tokens scored"),
     "step_seconds": Metric("s", "wall-clock time of the step", "timing"),
     "tokens_per_second": Metric("tokens/s", "in that step", "timing"),
     "mfu": Metric("", "model FLOPs (true rule, no recomputation) over the peak of the devices", "timing"),
+    "data_seconds": Metric("s", "of the step's time, waited for its batch", "timing"),
+    "checkpoint_seconds": Metric("s", "training stood still for saves since the last such line", "timing"),
+    "evaluation_seconds": Metric("s", "taken by the evaluation after this step", "timing"),
+    "samples_seconds": Metric("s", "taken by the samples after this step", "timing"),
 }
 
 

@@ -1,4 +1,7 @@
-"""One optimizer step, jitted once: set the pending bias, loss and gradients, update, next betas."""
+"""One optimizer step, jitted once: set the pending bias, loss and gradients, update, next betas.
+
+With `accumulation` above 1 the batch is taken in that many micro-batches (`objectives.micro_batches`).
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Float32, Int, Int32, PyTree
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32, PyTree
 
+from equimoe.model.init import leaves_by_path
+from equimoe.model.transformer import Transformer
 from equimoe.objectives.language_model import loss_and_terms
+from equimoe.objectives.micro_batches import accumulated_gradients, micro_batches
 from equimoe.parallel.capabilities import capabilities
+from equimoe.parallel.mesh import micro_batch_sharding
 from equimoe.train.state import TrainState, with_pending_bias
+from equimoe.weights import describe
 
 __all__ = ["StepMetrics", "make_step"]
 
@@ -33,12 +41,23 @@ class StepMetrics(eqx.Module):
     dropped: Int32[Array, " layers"]  # assignments lost in transport
     skipped_padding: Int32[Array, " layers"]
     load: Int32[Array, "layers E"]
+    gradient_norms: dict[str, Float32[Array, ""]]  # by component of the weight table; 0 where they were not asked for
+    parameter_norms: dict[str, Float32[Array, ""]]  # after the update
 
 
 def make_step(
-    optimizer: optax.GradientTransformation, *, z_loss: float, qb_bins: int, compute_dtype: Any, shardings: PyTree
+    optimizer: optax.GradientTransformation,
+    *,
+    z_loss: float,
+    qb_bins: int,
+    compute_dtype: Any,
+    shardings: PyTree,
+    accumulation: int = 1,
 ) -> Callable[..., tuple[TrainState, StepMetrics]]:
-    """The jitted step (state, token_ids, segment_ids, loss_weight) -> (state, metrics). The old state is donated.
+    """The jitted step (state, token_ids, segment_ids, loss_weight, with_norms) -> (state, metrics).
+
+    The old state is donated. `with_norms` asks for the norms by component: a value and not a setting, so that how
+    often they are logged does not change the program.
 
     `shardings` are those of the state (`state_shardings`), kept by the new one: left to XLA, some arrays would move,
     so that the second step is compiled again, their memory is not reused, and a resumed run is another program.
@@ -49,26 +68,58 @@ def make_step(
         token_ids: Int[Array, "B S"],
         segment_ids: Int[Array, "B S"],
         loss_weight: Float[Array, "B S"],
+        with_norms: Bool[Array, ""] | bool = False,
     ) -> tuple[TrainState, StepMetrics]:
         model = with_pending_bias(state.model, state.betas)
+        batch = (token_ids, segment_ids, loss_weight)
 
-        def objective(model):
+        def objective(model, token_ids, segment_ids, loss_weight, batch_weight=None):
             return loss_and_terms(
-                model, token_ids, segment_ids, loss_weight, z_loss=z_loss, qb_bins=qb_bins, compute_dtype=compute_dtype
+                model,
+                token_ids,
+                segment_ids,
+                loss_weight,
+                z_loss=z_loss,
+                qb_bins=qb_bins,
+                compute_dtype=compute_dtype,
+                batch_weight=batch_weight,
             )
 
-        (loss, terms), gradients = jax.value_and_grad(objective, has_aux=True)(model)
+        if accumulation == 1:
+            (loss, terms), gradients = jax.value_and_grad(objective, has_aux=True)(model, *batch)
+        else:
+            spread = micro_batch_sharding(shardings.step.mesh)
+            cut = (micro_batches(rows, accumulation, spread) for rows in batch)
+            (loss, terms), gradients = accumulated_gradients(
+                objective, model, *cut, qb_bins=qb_bins, shardings=shardings.model
+            )
         with jax.named_scope("optimizer"):
             updates, optimizer_state = optimizer.update(gradients, state.optimizer, model)
             new_model = optax.apply_updates(model, updates)
         new_state = TrainState(state.step + 1, new_model, optimizer_state, terms.layers.beta)
-        return new_state, _metrics(loss, terms, gradients, model)
+        return new_state, _metrics(loss, terms, gradients, model, _norms(with_norms, gradients, new_model))
 
     options = dict(capabilities().run_often_options)
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None), compiler_options=options)
 
 
-def _metrics(loss, terms, gradients, model) -> StepMetrics:
+def _norms(wanted, gradients: Transformer, model: Transformer) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Norms of gradients and weights by component; the router bias has its own line and no gradient.
+
+    Computed on the steps that ask for them: a pass over weights and gradients.
+    """
+    table = describe(model.config)
+    components = dict.fromkeys(w.component for w in table.values() if w.group != "router_bias")
+
+    def of(tree: Transformer) -> dict[str, Array]:
+        squares = {path: jnp.sum(jnp.square(a.astype(jnp.float32))) for path, a in leaves_by_path(tree).items()}
+        return {c: jnp.sqrt(sum(s for path, s in squares.items() if table[path].component == c)) for c in components}
+
+    zero = dict.fromkeys(components, jnp.zeros((), jnp.float32))
+    return jax.lax.cond(wanted, lambda: (of(gradients), of(model)), lambda: (zero, zero))
+
+
+def _metrics(loss, terms, gradients, model, norms) -> StepMetrics:
     routing = terms.layers.routing
     load = routing.load.astype(jnp.float32)
     mean = jnp.maximum(jnp.mean(load, axis=1), 1e-9)
@@ -85,4 +136,6 @@ def _metrics(loss, terms, gradients, model) -> StepMetrics:
         dropped=terms.layers.dropped,
         skipped_padding=terms.layers.skipped_padding,
         load=routing.load,
+        gradient_norms=norms[0],
+        parameter_norms=norms[1],
     )

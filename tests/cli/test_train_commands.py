@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def trained(monkeypatch):
     monkeypatch.setattr(
         loop, "train_recipe", lambda recipe, run, *, provenance=None: calls.append((recipe, run, provenance))
     )
-    monkeypatch.setattr(loop, "resume_run", lambda run: calls.append(run))
+    monkeypatch.setattr(loop, "resume_run", lambda run, overrides: calls.append((run, *overrides)))
     return calls
 
 
@@ -87,6 +88,37 @@ def test_train_refuses_a_folder_of_other_files(cli, trained, tmp_path):
     assert trained == []
 
 
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("x" * 300, "must be a file name: at most 255 bytes, no zero bytes. Choose a shorter name with --run NAME"),
+        ("~nouser/x", "begins with ~ and a user that this machine does not have. Write the path out"),
+    ],
+)
+def test_a_run_name_that_is_no_path(cli, trained, name, problem):
+    for command in (("train", "tiny", "--run", name), ("resume", name)):
+        code, _, err = cli(*command)
+        assert (code, err.count("\n")) == (2, 1)
+        assert problem in err
+    assert trained == []
+
+
+def test_a_seed_that_jax_would_cut(cli, trained):
+    code, _, err = cli("train", "tiny", "seed=12345678901234567890")
+    assert code == 2
+    assert "seed (12345678901234567890): must be in 0 .. 4,294,967,295; use a smaller number" in err
+    assert cli("train", "tiny", "seed=4294967295")[0] == 0
+
+
+def test_sigterm_exits_143(cli, monkeypatch):
+    def terminated(*_, **__):
+        with importlib.import_module("equimoe.train.interrupt").Interrupt():
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(importlib.import_module("equimoe.train.loop"), "train_recipe", terminated)
+    assert cli("train", "tiny")[0] == 143
+
+
 def test_data_given_twice_is_an_error(cli, trained):
     code, _, err = cli("train", "tiny", "data.path=a.txt", "--data", "b.txt")
     assert code == 2
@@ -107,14 +139,20 @@ def test_a_glob_that_the_shell_expanded_is_explained(cli, trained):
 def test_resume_takes_a_name_or_a_path(cli, trained, tmp_path, name):
     make_run(tmp_path / "runs" / "tiny")
     assert cli("resume", name)[0] == 0
-    assert trained == [Path("runs/tiny")]
+    assert trained == [(Path("runs/tiny"),)]
 
 
 def test_resume_inside_the_runs_folder(cli, trained, tmp_path, monkeypatch):
     make_run(tmp_path / "runs" / "tiny")
     monkeypatch.chdir(tmp_path / "runs")
     assert cli("resume", "tiny")[0] == 0
-    assert trained == [Path("tiny")]
+    assert trained == [(Path("tiny"),)]
+
+
+def test_resume_hands_over_the_changes(cli, trained, tmp_path):
+    make_run(tmp_path / "runs" / "tiny")
+    assert cli("resume", "tiny", "checkpoints.keep=3", "samples.every_steps=10")[0] == 0
+    assert trained == [(Path("runs/tiny"), "checkpoints.keep=3", "samples.every_steps=10")]
 
 
 @pytest.mark.parametrize("command", [["resume", "tinny"], ["sample", "tinny", "def main"]])

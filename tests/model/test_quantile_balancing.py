@@ -9,7 +9,14 @@ import pytest
 import reference
 from goldens import worst
 
-from equimoe.model.quantile_balancing import bias_from_betas, histogram_betas, topk_betas
+from equimoe.model.quantile_balancing import (
+    bias_from_betas,
+    histogram_betas,
+    margin_histogram,
+    pool,
+    pooled_betas,
+    topk_betas,
+)
 
 histogram = jax.jit(histogram_betas, static_argnums=(3, 4))
 topk = jax.jit(topk_betas, static_argnums=3)
@@ -107,3 +114,66 @@ def test_the_bias_of_the_last_step_evens_out_the_load():
     mean = 600 * k / experts
     assert np.max(first) > 2.4 * mean and np.min(first) < 0.3 * mean
     assert np.max(load) < 1.1 * mean and np.min(load) > 0.9 * mean
+
+
+# Micro-batches: histograms that are pooled.
+
+one_histogram = jax.jit(margin_histogram, static_argnums=3)
+
+
+def pooled(parts, bins):
+    found = one_histogram(*parts[0], bins)
+    for part in parts[1:]:
+        found = jax.jit(pool)(found, one_histogram(*part, bins))
+    return found
+
+
+def cut(logits, alpha, valid, sizes):
+    borders = np.cumsum([0, *sizes])
+    return [(logits[a:b], alpha[a:b], valid[a:b]) for a, b in zip(borders[:-1], borders[1:], strict=True)]
+
+
+@pytest.mark.parametrize("sizes", [[30, 30], [1, 9, 20, 30], [59, 1]])
+@pytest.mark.parametrize("bins", [3, 7, 1000])
+def test_pooled_counts_are_those_of_all_tokens_at_once(sizes, bins):
+    """Not nearly: the grid depends on the range alone. The parts have ranges far apart, so that bins must merge."""
+    logits, alpha, valid = case(60, 6, padding=0.2)
+    for scale in (1.0, 40.0):
+        logits = logits.at[30:].multiply(scale).at[50:].add(5 * scale)
+        whole, found = one_histogram(logits, alpha, valid, bins), pooled(cut(logits, alpha, valid, sizes), bins)
+        np.testing.assert_array_equal(found.counts, whole.counts)
+        assert (found.low, found.high) == (whole.low, whole.high)
+        np.testing.assert_array_equal(found.counts.sum(axis=0), [int(valid.sum())] * 6)
+
+
+@pytest.mark.parametrize(("tokens", "experts", "k"), [(42, 7, 2), (96, 6, 2), (30, 12, 6), (41, 7, 2), (2, 5, 4)])
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_pooled_betas_are_within_three_bins_of_the_histogram_of_all_tokens(tokens, experts, k, offset):
+    bins = 500
+    logits, alpha, valid = case(tokens, experts, padding=0.3)
+    logits = logits + offset
+    expected = np.asarray(histogram(logits, alpha, valid, k, bins))
+    margin = np.asarray(logits - alpha[:, None])[np.asarray(valid)]
+    width = (margin.max() - margin.min()) / bins
+    found = pooled_betas(pooled(cut(logits, alpha, valid, [tokens // 2, tokens - tokens // 2]), bins), k)
+    assert np.abs(found - expected).max() <= 3 * width + 1e-6 * offset
+    below = np.asarray(pooled_betas(pooled(cut(logits, alpha, valid, [tokens]), bins), k))
+    np.testing.assert_array_equal(found, below)  # no cut, the same
+
+
+def test_pooled_betas_by_hand():
+    """The margins of `test_histogram_by_hand`, 16 bins: width 1 covers 0 to 7 in 16 - 2 bins, and so does 0.5: 2^-1 is
+    the smallest above 7/14 = 0.5 exclusive, so 1. Bin 4 begins at 4 and just 4 margins reach it: beta 4."""
+    up = jnp.arange(8, dtype=jnp.float32)
+    logits = jnp.stack([up, up[::-1]], axis=1)
+    parts = cut(logits, jnp.zeros(8), jnp.ones(8, bool), [3, 5])
+    np.testing.assert_array_equal(pooled_betas(pooled(parts, 16), 1), [4.0, 4.0])
+
+
+def test_a_micro_batch_of_padding_changes_nothing():
+    logits, alpha, _ = case(40, 5)
+    valid = jnp.arange(40) < 20
+    first, padding = cut(logits, alpha, valid, [20, 20])
+    for order in ([first, padding], [padding, first]):
+        np.testing.assert_array_equal(pooled(order, 100).counts, one_histogram(*first, 100).counts)
+    np.testing.assert_array_equal(pooled_betas(pooled([padding, padding], 100), 2), np.zeros(5))

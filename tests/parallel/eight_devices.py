@@ -14,7 +14,7 @@ import jax
 
 import equimoe
 from equimoe import EquimoeError, Mesh
-from equimoe.parallel.mesh import make_mesh, row_sharding, weight_shardings
+from equimoe.parallel.mesh import make_mesh, micro_batch_sharding, row_sharding, weight_shardings
 from equimoe.weights import describe
 
 SIZES = {"head_dim": 8, "experts_per_token": 2, "row_tokens": 32, "gated_norm_rank": 8}
@@ -56,11 +56,32 @@ def refusals() -> list[str]:
             found.append("accepted")
         except EquimoeError as error:
             found.append(str(error))
+    try:
+        make_mesh(Mesh(), MODEL, 24, accumulation=2)  # 12 rows a micro-batch on 8 devices
+        found.append("accepted")
+    except EquimoeError as error:
+        found.append(str(error))
     return found
 
 
+def micro_batches_of_rows() -> list:
+    """16 rows on 8 devices, cut into 2 micro-batches: [rows of each, what each device holds before and after]."""
+    import jax.numpy as jnp
+
+    from equimoe.objectives.micro_batches import micro_batches
+
+    made = make_mesh(Mesh(), MODEL, 16, accumulation=2)
+    rows = jax.device_put(jnp.arange(16)[:, None] * jnp.ones((1, 2), jnp.int32), row_sharding(made))
+    cut = jax.jit(lambda x: micro_batches(x, 2, micro_batch_sharding(made)))
+    compiled = cut.lower(rows).compile().as_text()
+    before = {s.device.id: sorted(s.data[:, 0].tolist()) for s in rows.addressable_shards}
+    after = {s.device.id: sorted(s.data[:, :, 0].ravel().tolist()) for s in cut(rows).addressable_shards}
+    moves = [word for word in ("all-to-all", "all-gather", "collective-permute", "all-reduce") if word in compiled]
+    return [cut(rows)[:, :, 0].tolist(), before == after, moves]
+
+
 def meshes() -> dict:
-    return {"layouts": layouts(), "refusals": refusals()}
+    return {"layouts": layouts(), "refusals": refusals(), "micro_batches": micro_batches_of_rows()}
 
 
 def train(recipe_file: str, folder: str) -> list[str]:

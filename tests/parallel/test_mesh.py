@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_runs import restored
+from tiny_runs import compile_once, restored
 
 from equimoe.axes import MESH_AXES
 from equimoe.errors import EquimoeError
 from equimoe.parallel.layout import mesh_shape
 from equimoe.recipe import Mesh
-from equimoe.train import checkpoint
+from equimoe.train import checkpoint, loop
 from equimoe.train.metrics import read_lines
 
 SCRIPT = Path(__file__).with_name("eight_devices.py")
@@ -128,8 +129,18 @@ def test_rows_of_a_batch(layouts):
     assert [found["rows"] for found in layouts.values()] == [[1, 32], [1, 32], [2, 32], [2, 32]]
 
 
+def test_micro_batches_are_cut_where_the_rows_are(meshes):
+    """Rows 2d and 2d + 1 are on device d: one of them in each micro-batch."""
+    rows, stays, moves = meshes["micro_batches"]
+    assert rows == [list(range(0, 16, 2)), list(range(1, 16, 2))]
+    assert stays and moves == []
+
+
 def test_sizes_that_do_not_divide_are_listed_at_once(meshes):
-    odd, experts, three, two, axes = meshes["refusals"]
+    odd, experts, three, two, axes, micro = meshes["refusals"]
+    assert (
+        "schedule.batch_sequences (24): must be a multiple of 16 (replica * data * expert * schedule.accumulation); use"
+    ) in micro
     assert "lm_head, axis head_vocab (300): must be a multiple of 8; change the model, or shorten data or" in odd
     assert "schedule.batch_sequences (12): must be a multiple of 8 (replica * data * expert); use 16" in odd
     assert odd.startswith("mesh, 2 problems:")
@@ -187,3 +198,21 @@ def test_a_checkpoint_of_eight_devices_has_chunks_of_one_layer(on_eight):
         assert all(size <= most for size, most in zip(chunk, shard, strict=True)), (name, chunk)
         layer = checkpoint.read_layer(state.parent, f"model.blocks.{name}", 1)
         np.testing.assert_array_equal(layer, stored.read().result()[1])
+
+
+@pytest.mark.slow
+def test_a_run_of_eight_devices_goes_on_on_one(tiny, on_eight, tmp_path, monkeypatch):
+    """From step 8 of the run on 2 x 2 x 2; a mesh of eight is refused here until it is changed."""
+    compile_once(monkeypatch)
+    run = shutil.copytree(on_eight[0] / "2x2x2x1", tmp_path / "run")
+    shutil.rmtree(run / "checkpoints" / "12")
+    with pytest.raises(EquimoeError, match="needs 8 devices, this machine has 1"):
+        loop.resume_run(run)
+    loop.resume_run(run, ["mesh.replica=1", "mesh.data=1", "mesh.expert=1"])
+    one, found = (
+        {line["step"]: line["loss"] for line in read_lines(folder / "metrics.jsonl") if "loss" in line}
+        for folder in (tiny.run, run)
+    )
+    assert found.keys() == one.keys()
+    for step in range(9, 13):
+        assert found[step] == pytest.approx(one[step], rel=1e-3), step

@@ -143,6 +143,14 @@ def test_auto_precision_is_counted_as_the_machine_computes(tiny):
     assert wide.carries_per_device == 3 * 2_048 * 128 * 4 == 2 * narrow.carries_per_device
 
 
+def test_micro_batches_need_less_residual_stream_and_a_sum_of_gradients(tiny):
+    whole, parts = (arithmetic(resolve("tiny", [f"schedule.accumulation={n}"]).recipe).memory for n in (1, 4))
+    assert (whole.tokens_per_device, parts.tokens_per_device) == (2_048, 512)
+    assert parts.carries_per_device * 4 == whole.carries_per_device
+    gradients = [sum(group.gradients for group in memory.state_per_device.values()) for memory in (whole, parts)]
+    assert gradients[1] == 2 * gradients[0] > 0
+
+
 def test_refusal_says_everything_that_is_missing(hero):
     with pytest.raises(EquimoeError) as error:
         refuse_if_too_large(hero, 24 * GIB, 8)

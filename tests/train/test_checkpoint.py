@@ -41,9 +41,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 def quick(monkeypatch):
     """The state is written as one number, so that the many saves around it cost nothing."""
 
-    def write_state(path: Path, state: TrainState) -> None:
+    def write_state(path: Path, state: TrainState):
         path.mkdir(parents=True)
         (path / "number").write_text(str(int(state.step)))
+        return lambda: None
 
     monkeypatch.setattr(checkpoint, "_write_state", write_state)
 
@@ -93,7 +94,7 @@ def test_what_a_folder_holds(trained_state, tmp_path):
         "sequences": 56,
     }
     assert (path / "tokenizer.json").read_bytes() == b"{}"
-    assert read_position(path) == {"step": 7, "sequences": 56}
+    assert read_position(path) == {"step": 7, "sequences": 56, "trajectory": {}}
 
 
 # Every place where a save can end early, in order.
@@ -221,8 +222,18 @@ def test_a_damaged_state_is_an_error_that_names_the_folder(tiny, copied, damage)
         restored(tiny, copied)
     text = str(caught.value)
     assert text.startswith(f"checkpoint ({str(copied)!r}): cannot be read (")
-    assert text.endswith(f"Remove {copied} to continue from the one before it")
+    assert text.endswith("There is no older one: start a new run")
     assert "\n" not in text
+
+
+def test_a_damaged_state_names_the_older_checkpoint_to_use(tiny, copied):
+    for step in (3, 8, 13):
+        shutil.copytree(copied, copied.parent / str(step))
+    (copied.parent / "8" / "COMMITTED").unlink()
+    (copied / "state" / "manifest.ocdbt").unlink()
+    with pytest.raises(EquimoeError) as caught:
+        restored(tiny, copied)
+    assert str(caught.value).endswith(f"Remove {copied} to continue from {copied.parent / '3'}")
 
 
 @pytest.mark.parametrize(
@@ -304,16 +315,16 @@ def test_a_position_that_this_version_cannot_read_is_refused(tiny, copied, chang
 
 def test_a_position_that_is_missing_or_cut_off_is_refused(copied):
     (copied / "position.json").write_text('{"format": "equimoe-checkpoint", "ver')
-    with pytest.raises(EquimoeError, match=r"has no readable position.json \(.*\). Use an older one"):
+    with pytest.raises(EquimoeError, match=r"has no readable position.json \(.*\). There is no older one"):
         read_position(copied)
     (copied / "position.json").unlink()
-    with pytest.raises(EquimoeError, match=r"has no readable position.json \(.*\). Use an older one"):
+    with pytest.raises(EquimoeError, match=r"has no readable position.json \(.*\). There is no older one"):
         read_position(copied)
 
 
 def test_without_a_marker_nothing_is_read(tiny, copied, tmp_path):
     (copied / "COMMITTED").unlink()
-    with pytest.raises(EquimoeError, match="is not complete: its save was interrupted. Use an older one"):
+    with pytest.raises(EquimoeError, match="is not complete: its save was interrupted. There is no older"):
         restored(tiny, copied)
     assert committed_steps(copied.parent) == []
     for run in (tmp_path, tmp_path / "none"):

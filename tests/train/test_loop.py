@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import json
 import math
@@ -19,9 +20,10 @@ from tiny_runs import EVALUATE_EVERY, SAVE_EVERY, STEPS, compile_once, die_at, r
 from equimoe.errors import EquimoeError
 from equimoe.recipe import Checkpoints
 from equimoe.recipe.recipe_json import recipe_from_json
-from equimoe.train import checkpoint, loop
+from equimoe.train import checkpoint, loop, run_lock, scoring
 from equimoe.train.checkpoint import committed_steps
-from equimoe.train.metrics import read_lines
+from equimoe.train.interrupt import Stopped
+from equimoe.train.metrics import RunLog, read_lines
 from equimoe.train.reading import load_run
 
 
@@ -98,11 +100,13 @@ def test_one_line_a_step_and_one_an_evaluation_behind_it(tiny):
     lines = read_lines(tiny.run / "metrics.jsonl")
     expected = []
     for step in range(1, STEPS + 1):
-        expected += [(step, False)] + [(step, True)] * (step % EVALUATE_EVERY == 0)
+        expected += [(step, False)] + [(step, True)] * (step == 1 or step % EVALUATE_EVERY == 0)
     assert [(line["step"], "eval_loss/heldout" in line) for line in lines] == expected
     assert [line["tokens"] for line in lines if "tokens" in line] == [256 * step for step in range(1, STEPS + 1)]
     assert {line["dropped"] for line in lines if "dropped" in line} == {0}
-    assert all(line["step"] not in (1, 3, 5) for line in read_lines(tiny.run / "timing.jsonl"))  # compiled, or paused
+    timed = [line for line in read_lines(tiny.run / "timing.jsonl") if "step_seconds" in line]
+    assert [line["step"] for line in timed] == [4, 6, 8, 10, 12]  # the others compiled, or came behind an evaluation
+    assert all(0.0 <= line["data_seconds"] <= line["step_seconds"] for line in timed)
 
 
 def test_events_tell_the_story(tiny):
@@ -162,15 +166,15 @@ def test_a_run_that_dies_again_and_again_ends_as_one_that_does_not(tiny, run, as
     assert torn == [f'{{"step": {step}, "tok' for moment, step in deaths if moment == "in its line"]
 
 
-def press_ctrl_c_at(step: int, times: int, monkeypatch) -> None:
-    def batch(session, done):
+def press_ctrl_c_at(step: int, times: int, monkeypatch, number: int = signal.SIGINT) -> None:
+    def norms_due(recipe, done):  # asked for by the thread of the loop, before the step
         if done == step:
             for _ in range(times):
-                signal.raise_signal(signal.SIGINT)
-        return original(session, done)
+                signal.raise_signal(number)
+        return original(recipe, done)
 
-    original = loop._Session._batch
-    monkeypatch.setattr(loop._Session, "_batch", batch)
+    original = loop.norms_due
+    monkeypatch.setattr(loop, "norms_due", norms_due)
 
 
 def test_ctrl_c_saves_after_the_step_and_resume_completes_it(tiny, run, capsys, assert_as_if_never_stopped):
@@ -197,21 +201,50 @@ def test_a_second_ctrl_c_quits_without_saving(tiny, run):
     assert committed_steps(run / "checkpoints") == [4]
 
 
-def test_ctrl_c_in_the_last_step_changes_nothing(tiny, run, assert_as_if_never_stopped):
+def test_sigterm_in_the_last_step_saves_and_leaves_the_evaluation_to_resume(tiny, run, assert_as_if_never_stopped):
     with pytest.MonkeyPatch.context() as patches:
-        press_ctrl_c_at(STEPS, 1, patches)
-        loop.train_recipe(tiny.recipe, run)
+        press_ctrl_c_at(STEPS, 1, patches, signal.SIGTERM)
+        with pytest.raises(Stopped) as stopped:
+            loop.train_recipe(tiny.recipe, run)
+    assert (stopped.value.exit_code, stopped.value.saved, stopped.value.at_once) == (143, True, False)
+    assert committed_steps(run / "checkpoints")[-1] == STEPS
+    loop.resume_run(run)
     assert_as_if_never_stopped(run)
     assert len(events(run, "finished")) == 1
 
 
-def test_resume_of_a_finished_run_says_so_and_changes_nothing(finished, capsys):
+def test_ctrl_c_cuts_an_evaluation_short_and_resume_makes_up_for_it(tiny, run, assert_as_if_never_stopped):
+    """At step 6, which is not due for a save: it is saved all the same."""
+    batches = []
+
+    def heldout_batches(*arguments):
+        for batch in original(*arguments):
+            if len(read_lines(run / "metrics.jsonl")) == 6 + 3:  # six steps, and the evaluations after 1, 2 and 4
+                batches.append(batch)
+                if len(batches) == 2:
+                    signal.raise_signal(signal.SIGINT)
+            yield batch
+
+    original = scoring.heldout_batches
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(scoring, "heldout_batches", heldout_batches)
+        with pytest.raises(Stopped) as stopped:
+            loop.train_recipe(tiny.recipe, run)
+    assert (stopped.value.exit_code, stopped.value.saved) == (130, True)
+    assert len(batches) == 2  # the one behind it was not asked for
+    assert committed_steps(run / "checkpoints") == [4, 6]
+    assert "eval_loss/heldout" not in read_lines(run / "metrics.jsonl")[-1]
+    loop.resume_run(run)
+    assert_as_if_never_stopped(run)
+
+
+def test_resume_of_a_finished_run_says_so_and_changes_nothing(finished, capsys, monkeypatch):
+    monkeypatch.setattr(loop, "prepare", None)  # not needed, and so not called
+    monkeypatch.setattr(loop, "make_step", None)
     before = contents(finished)
     loop.resume_run(finished)
-    after = contents(finished)
-    assert f"done: 12 steps in {finished}" in capsys.readouterr().out
-    assert after.pop("events.jsonl").startswith(before.pop("events.jsonl"))
-    assert after == before
+    assert f"done: 12 steps in {finished}, nothing is left to do\n" in capsys.readouterr().out
+    assert contents(finished) == before
 
 
 def test_resume_tidies_what_a_killed_save_left(tiny, finished):
@@ -253,6 +286,7 @@ def test_a_run_that_another_process_trains_is_refused(tiny, finished, run, tmp_p
 
 
 def test_resume_refuses_changed_data_and_names_what_changed(finished, tmp_path):
+    shutil.rmtree(finished / "checkpoints" / "12")
     recipe = json.loads((finished / "recipe.json").read_text())
     recipe["recipe"]["data"]["path"] = str(write_corpus(tmp_path / "other", seed=1))
     (finished / "recipe.json").write_text(json.dumps(recipe))
@@ -268,6 +302,7 @@ def test_resume_refuses_changed_data_and_names_what_changed(finished, tmp_path):
 
 
 def test_resume_takes_the_same_texts_from_another_folder(tiny, finished, tmp_path):
+    shutil.rmtree(finished / "checkpoints" / "12")
     recipe = json.loads((finished / "recipe.json").read_text())
     recipe["recipe"]["data"]["path"] = str(shutil.copytree(tiny.corpus, tmp_path / "moved"))
     (finished / "recipe.json").write_text(json.dumps(recipe))
@@ -307,6 +342,62 @@ def test_a_value_that_is_not_finite_stops_the_run_before_the_save(tiny, run, ass
     assert_as_if_never_stopped(run)
     assert [line["line"] for line in events(run, "rewound") if line["file"] == "metrics.jsonl"] == past
     assert {line["to_step"] for line in events(run, "rewound")} == {4}
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tiny, tmp_path):
+    """A file where a folder must be: what a read-only disk says cannot be tried as root."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EquimoeError) as caught:
+        loop.train_recipe(tiny.recipe, tmp_path / "file" / "run")
+    text = str(caught.value)
+    assert text.startswith(f"run ({str(tmp_path / 'file' / 'run')!r}): its files must be writable, but: [Errno 20] ")
+    assert text.endswith("what was saved is whole, and `equimoe resume` continues it")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_refuses_a_line_is_one_line(tiny, run, monkeypatch, assert_as_if_never_stopped, number):
+    def append(log, name, values):
+        if name == "metrics" and values["step"] == 6:
+            raise OSError(number, os.strerror(number))
+        return original(log, name, values)
+
+    original = RunLog._append
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(RunLog, "_append", append)
+        with pytest.raises(
+            EquimoeError, match=f"its files must be writable, but: .Errno {number}. {os.strerror(number)}"
+        ):
+            loop.train_recipe(tiny.recipe, run)
+    assert committed_steps(run / "checkpoints") == [4]
+    loop.resume_run(run)
+    assert_as_if_never_stopped(run)
+
+
+def test_an_error_of_another_kind_is_not_taken_for_the_disk(tiny, run, monkeypatch):
+    monkeypatch.setattr(loop, "prepare", lambda *_: open(run / "none.txt"))
+    with pytest.raises(FileNotFoundError):
+        loop.train_recipe(tiny.recipe, run)
+    assert not run.exists()
+
+
+def test_the_lock_is_on_the_folder_that_is_there(tmp_path, monkeypatch):
+    """Whoever held the lock removed its empty folder between our open and our lock: a lock on nothing."""
+    run, opened = tmp_path / "run", []
+
+    def flock(file, how):
+        opened.append(file)
+        if len(opened) == 1:
+            (run / ".lock").unlink()
+            run.rmdir()
+        return original(file, how)
+
+    original = fcntl.flock
+    monkeypatch.setattr(run_lock.fcntl, "flock", flock)
+    with run_lock.held(run):
+        assert len(opened) == 2
+        assert (run / ".lock").exists()
+        shutil.rmtree(run)  # and a folder that is gone at the end is no error
+    assert not run.exists()
 
 
 # What is loaded from it.

@@ -1,0 +1,69 @@
+"""Which settings decide what a run computes, and which may change while it goes on. Plain Python, no JAX.
+
+A run that is resumed must be the run that was started. Cadence and copies of what is saved, scored, sampled and logged
+leave its weights alone, and so do the devices (up to rounding); everything else decides them. The deciding values are
+kept in every checkpoint, so that a recipe.json that was edited in between is found out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from equimoe.errors import EquimoeError, Problems
+from equimoe.recipe.fields import leaf_types
+from equimoe.recipe.record import Recipe
+
+__all__ = ["refuse_changes", "refuse_edited", "trajectory"]
+
+FREE_GROUPS = ("checkpoints", "evaluation", "evals", "samples", "logging", "mesh", "purpose", "cost")
+# Where the data and the tokenizer lie may change: their hashes, kept in recipe.json, may not.
+_PLACES = ("name", "data.path", "data.tokenizer")
+
+
+def trajectory(recipe: Recipe) -> dict[str, Any]:
+    """Dotted path -> value, as JSON writes it, of every setting that decides what the run computes."""
+    return {path: value for path, value in _fixed(recipe).items() if path not in _PLACES}
+
+
+def refuse_changes(before: Recipe, after: Recipe) -> None:
+    """EquimoeError, with every setting at once, if `after` is another run than `before`."""
+    problems, now = Problems("changes to a run that has begun"), _fixed(after)
+    for path, value in _fixed(before).items():
+        problems.require(
+            now[path] == value,
+            path,
+            now[path],
+            f"decides what the run computes, it began with {value!r}",
+            f"start a new run for it; `resume` takes {', '.join(FREE_GROUPS)}",
+        )
+    problems.raise_if_any()
+
+
+def refuse_edited(kept: Mapping[str, Any], recipe: Recipe, where: str) -> None:
+    """EquimoeError if recipe.json no longer says what the checkpoint at `where` was trained with.
+
+    A setting that `kept` lacks is younger than the checkpoint; its default is what was done before it existed.
+    """
+    now = trajectory(recipe)
+    differing = [f"{path} {kept[path]!r} -> {now[path]!r}" for path in now if path in kept and kept[path] != now[path]]
+    if differing:
+        raise EquimoeError(
+            "recipe.json",
+            f"was edited since the checkpoint was written: {'; '.join(differing)}",
+            "Put the old values back, or start a new run",
+            value=where,
+        )
+
+
+def _fixed(recipe: Recipe) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path in leaf_types(Recipe):
+        if path.split(".")[0] in FREE_GROUPS:
+            continue
+        value: Any = recipe
+        for name in path.split("."):
+            value = getattr(value, name)
+        found[path] = value
+    return json.loads(json.dumps(found))  # tuples as lists, as they come back from a checkpoint

@@ -1,0 +1,59 @@
+"""From what a step leaves on the device to its line in metrics.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from equimoe.optim.rates import warmup_then_linear
+from equimoe.plan.arithmetic import run_rates
+from equimoe.recipe import Recipe
+from equimoe.train.step import StepMetrics
+
+__all__ = ["norms_due", "rate_schedules", "step_values"]
+
+_AS_THEY_ARE = (
+    *("loss", "cross_entropy", "z", "gradient_norm", "load_max_over_mean", "load_min_over_mean"),
+    *("router_entropy", "router_z", "router_bias_norm"),
+)
+
+Schedule = Callable[[int], float]
+
+
+def norms_due(recipe: Recipe, step: int) -> bool:
+    return step % recipe.logging.norms_every_steps == 0
+
+
+def rate_schedules(recipe: Recipe) -> dict[str, Schedule]:
+    """Metric name -> rate as a function of the updates made before."""
+    rates, schedule = run_rates(recipe), recipe.schedule
+    return {
+        name: warmup_then_linear(
+            peak,
+            schedule.steps,
+            warmup_fraction=schedule.warmup_fraction,
+            final_fraction=schedule.final_fraction,
+        )
+        for name, peak in (("muonh_lr", rates.muonh_lr), ("adam_lr", rates.adam_lr))
+    }
+
+
+def step_values(recipe: Recipe, step: int, found: StepMetrics, rates: Mapping[str, Schedule]) -> dict[str, float | int]:
+    """The line of one step. `found` is on the host."""
+    config = recipe.model
+    skipped, dropped = (int(np.sum(a, dtype=np.int64)) for a in (found.skipped_padding, found.dropped))
+    assignments = recipe.tokens_per_step * config.num_experts_per_tok * config.num_hidden_layers - skipped
+    values: dict[str, float | int] = {
+        "step": step,
+        "tokens": step * recipe.tokens_per_step,
+        **{name: float(getattr(found, name)) for name in _AS_THEY_ARE},
+        **{name: rate(step - 1) for name, rate in rates.items()},
+        "dropped": dropped,
+        "dropped_share": dropped / max(1, assignments),
+        "skipped_padding": skipped,
+    }
+    if norms_due(recipe, step):
+        for kind, norms in (("gradient_norm", found.gradient_norms), ("parameter_norm", found.parameter_norms)):
+            values |= {f"{kind}/{component}": float(norm) for component, norm in norms.items()}
+    return values

@@ -1,0 +1,108 @@
+"""Which held-out sets are scored at which step, the scores of each, and the means over all of them.
+
+Every set has a line of its own in metrics.jsonl, so that an evaluation that was cut short (Ctrl-C, a kill) is made up
+for set by set. With more than one set, a line of means follows: macro over sets, micro over all their tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from equimoe.data.rows import Batch, heldout_batches
+from equimoe.data.store import TokenStore
+from equimoe.errors import Problems
+from equimoe.evaluate import Scorer, evaluate
+from equimoe.model.transformer import Transformer
+from equimoe.recipe import Recipe
+from equimoe.train.metrics import RunLog, read_lines
+
+__all__ = ["HELDOUT", "due_sets", "missing_sets", "refuse_reserved_names", "score_sets"]
+
+HELDOUT = "heldout"  # the held-out split of the training data
+MEANS = ("macro", "micro")
+
+
+def refuse_reserved_names(recipe: Recipe) -> None:
+    """EquimoeError if a set of the recipe has a name that the log gives to something else."""
+    problems = Problems(f"recipe {recipe.name!r}")
+    for name in (HELDOUT, *MEANS):
+        problems.require(name not in recipe.evals, f"evals.{name}", name, "is a name of ours", "choose another")
+    problems.raise_if_any()
+
+
+def due_sets(recipe: Recipe, step: int) -> list[str]:
+    """Names of the sets to score after `step`, in the order of their lines; `macro` stands for the line of means."""
+    usual = recipe.evaluation.every_steps
+    cadence = {HELDOUT: usual, **{name: entry.every_steps or usual for name, entry in recipe.evals.items()}}
+    always = step == recipe.schedule.steps or (step == 1 and recipe.evaluation.at_first_step)
+    due = [name for name, every in cadence.items() if always or step % every == 0]
+    return [*due, MEANS[0]] if len(due) == len(cadence) > 1 else due
+
+
+def missing_sets(run: Path, recipe: Recipe, step: int) -> list[str]:
+    """What is due after `step` and has no line yet: a kill or Ctrl-C came before it."""
+    due = due_sets(recipe, step)
+    if not due:
+        return []
+    there = {name for line in read_lines(run / "metrics.jsonl") if line["step"] == step for name in line}
+    return [name for name in due if f"eval_loss/{name}" not in there]
+
+
+def score_sets(
+    scorer: Scorer,
+    model: Transformer,
+    stores: Mapping[str, TokenStore],
+    names: list[str],
+    *,
+    step: int,
+    rows: int,
+    log: RunLog,
+    say: Callable[[str], None],
+    place: Callable[[Batch], tuple[Any, ...]],
+    stop: Callable[[], bool],
+) -> bool:
+    """Score the named sets, `rows` rows at a time, a line each as it is done; False if `stop` cut it short."""
+    for name in names:
+        if name == MEANS[0]:
+            log.write("metrics", {"step": step, **_means(log, stores, step)})
+            continue
+        store = stores[name]
+        batches = heldout_batches(store, model.config.max_position_embeddings, rows)
+        score = evaluate(scorer, model, batches, store.total_text_bytes, place=place, stop=stop)
+        if score is None:
+            return False
+        log.write(
+            "metrics",
+            {
+                "step": step,
+                f"eval_loss/{name}": score.loss,
+                f"eval_bits_per_byte/{name}": score.bits_per_byte,
+                f"eval_tokens/{name}": score.tokens,
+            },
+        )
+        title = "held-out" if name == HELDOUT else name
+        say(f"step {step}  {title} loss {score.loss:.4f}  bits per byte {score.bits_per_byte:.4f}")
+    return True
+
+
+def _means(log: RunLog, stores: Mapping[str, TokenStore], step: int) -> dict[str, float | int]:
+    """Macro and micro, from the lines of this step: some may have been written before a kill."""
+    values: dict[str, Any] = {}
+    for line in read_lines(log.run / "metrics.jsonl"):
+        values |= line if line["step"] == step else {}
+    loss, bits, tokens = (
+        {name: values[f"{kind}/{name}"] for name in stores}
+        for kind in ("eval_loss", "eval_bits_per_byte", "eval_tokens")
+    )
+    nats = sum(loss[name] * tokens[name] for name in stores)
+    text_bytes = sum(store.total_text_bytes for store in stores.values())
+    return {
+        "eval_loss/macro": sum(loss.values()) / len(stores),
+        "eval_bits_per_byte/macro": sum(bits.values()) / len(stores),
+        "eval_loss/micro": nats / sum(tokens.values()),
+        "eval_bits_per_byte/micro": nats / math.log(2.0) / text_bytes,
+        "eval_tokens/micro": sum(tokens.values()),
+    }
