@@ -84,9 +84,7 @@ def empty_cache(config: ModelConfig, batch: int, capacity: int, dtype: Any) -> C
         length=jnp.zeros(batch, jnp.int32),
         local=kind(layers - globals_, min(config.sliding_window, capacity), config.local_kv_heads),
         globally=kind(globals_, capacity, config.global_kv_heads),
-        taps=Taps(
-            taps("k", keys), taps("v", keys), taps("attn", config.hidden_size), taps("mlp", config.hidden_size)
-        ),
+        taps=Taps(taps("k", keys), taps("v", keys), taps("attn", config.hidden_size), taps("mlp", config.hidden_size)),
     )
 
 

@@ -69,4 +69,6 @@ class TextStream:
 
 def _tail(text: str, stop: str) -> int:
     """Where the longest end of `text` begins that `stop` may begin with."""
-    return next((i for i in range(max(0, len(text) - len(stop) + 1), len(text)) if stop.startswith(text[i:])), len(text))
+    return next(
+        (i for i in range(max(0, len(text) - len(stop) + 1), len(text)) if stop.startswith(text[i:])), len(text)
+    )
