@@ -1,4 +1,4 @@
-"""Prints the shell commands of the README's sections "Quick start" and "Your data", and its Python, as one script.
+"""Prints the shell commands of the README's sections named below, and its Python, as one script.
 
 CI runs what a newcomer would type. `pip install` lines are left out (CI has just installed the built wheel), and
 two documents are made for the section on data.
@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-SECTIONS = ("Quick start", "Your data", "From Python")
+SECTIONS = ("Quick start", "Sampling and chat", "Your data", "From Python")
 DOCUMENTS = """mkdir -p docs/guide
 python - <<'END'
 import json

@@ -19,6 +19,7 @@ import dataclasses
 from functools import partial
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,7 +57,7 @@ def extend(
     layers = np.arange(config.num_hidden_layers, dtype=np.int32)
     # The experts stay out of the scan's slices: a slice would copy all E of a layer for the few that are used.
     experts = model.blocks.moe.experts
-    blocks = dataclasses.replace(model.blocks, moe=dataclasses.replace(model.blocks.moe, experts=None))
+    blocks = eqx.tree_at(lambda block: block.moe.experts, model.blocks, None)
 
     def body(x, layer):
         block, taps, layer, number, is_global = layer

@@ -86,7 +86,16 @@ class Session:
         while written < sampling.tokens and not ended.all():
             limit = min(next(pace), WRITE_TOKENS, sampling.tokens - written)
             self._state, ids, steps = _write(
-                self.model, self._state, settings, keys, stops, ended, limit, written == 0, compute_dtype=self.dtype
+                self.model,
+                self._state,
+                settings,
+                keys,
+                stops,
+                ended,
+                limit,
+                written == 0,
+                most=WRITE_TOKENS,
+                compute_dtype=self.dtype,
             )
             ids, steps, done = jax.device_get((ids, steps, self._state.done))
             self.positions += (ids[:steps] >= 0).sum(axis=0)
@@ -121,7 +130,7 @@ def _read(
     return _State(cache=cache, hidden=hidden, number=state.number, done=state.done)
 
 
-@partial(jax.jit, static_argnames=("compute_dtype",), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("most", "compute_dtype"), donate_argnames=("state",))
 def _write(
     model: Transformer,
     state: _State,
@@ -132,13 +141,17 @@ def _write(
     limit: Int[Array, ""],
     first: Bool[Array, ""],
     *,
+    most: int,
     compute_dtype: Any,
 ) -> tuple[_State, Int32[Array, "steps B"], Int32[Array, ""]]:
-    """At most `limit` steps: (state, ids with -1 past a sequence's end, steps made). `first`: count tokens from 0."""
+    """At most `limit <= most` steps: (state, ids with -1 past a sequence's end, steps made).
+
+    `first`: these are the first tokens after a prompt, whose draws are counted from 0.
+    """
     state = _State(
         cache=state.cache, hidden=state.hidden, number=jnp.where(first, 0, state.number), done=jnp.asarray(ended)
     )
-    none = jnp.full((WRITE_TOKENS, state.done.shape[0]), -1, jnp.int32)
+    none = jnp.full((most, state.done.shape[0]), -1, jnp.int32)
 
     def unfinished(carry):
         state, _, step = carry

@@ -69,6 +69,5 @@ class TextStream:
 
 def _tail(text: str, stop: str) -> int:
     """Where the longest end of `text` begins that `stop` may begin with."""
-    return next(
-        (i for i in range(max(0, len(text) - len(stop) + 1), len(text)) if stop.startswith(text[i:])), len(text)
-    )
+    first = max(0, len(text) - len(stop) + 1)
+    return next((i for i in range(first, len(text)) if stop.startswith(text[i:])), len(text))
