@@ -123,7 +123,7 @@ def sample(
     model, tokenizer = equimoe.load(source, step=step)
     limits = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
     settings = {"tokens": tokens, "temperature": temperature, **limits, "seed": seed, "stop_strings": stop or ()}
-    tokenizer = terminal.tokenizer_of((model, tokenizer), src)
+    tokenizer = terminal.needed_tokenizer(tokenizer, src)
     terminal.print_continuations(model, tokenizer, text, number=number, **settings)
 
 

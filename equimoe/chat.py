@@ -24,7 +24,7 @@ from equimoe.parallel.compile_cache import enable_compile_cache
 from equimoe.sampling.generation import stream_pace
 from equimoe.sampling.session import Session, capacity_for
 from equimoe.sampling.settings import Sampling, check
-from equimoe.sampling.terminal import COMPILING, note, saying, text_or_stdin, tokenizer_of
+from equimoe.sampling.terminal import COMPILING, needed_tokenizer, note, saying, text_or_stdin
 from equimoe.sampling.text_stream import TextStream
 
 __all__ = ["Conversation", "chat_with", "converse"]
@@ -130,11 +130,12 @@ def chat_with(
     """`equimoe chat`: load a source, find its template, then one reply to `once`, or turns at the terminal."""
     enable_compile_cache()
     folder = local_folder(source)
-    tokenizer = tokenizer_of(loaded := load(folder, step=step), source)
+    model, tokenizer = load(folder, step=step)
+    tokenizer = needed_tokenizer(tokenizer, source)
     found = find_template([folder], tokenizer, template)
     if (folder / "recipe.json").exists():
         note("this run has learnt from plain text, not from conversations: expect it to go on rather than to answer")
-    conversation = Conversation(loaded[0], found, sampling, system=system)
+    conversation = Conversation(model, found, sampling, system=system)
     if once is None:
         converse(conversation)
     else:

@@ -109,7 +109,7 @@ class Script:
         return line
 
 
-class Talk:
+class Talk(Conversation):
     """Stands for a `Conversation`."""
 
     positions, trained_positions = 40, 32

@@ -12,7 +12,7 @@ from __future__ import annotations
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float32, Int32, PRNGKeyArray
+from jaxtyping import Array, Bool, Float32, Int32, Key
 
 from equimoe.sampling.settings import Sampling
 
@@ -37,7 +37,7 @@ def choice_of(sampling: Sampling, vocabulary: int) -> Choice:
     )
 
 
-def draw(logits: Float32[Array, "B V"], keys: PRNGKeyArray, choice: Choice) -> Int32[Array, " B"]:
+def draw(logits: Float32[Array, "B V"], keys: Key[Array, " B"], choice: Choice) -> Int32[Array, " B"]:
     """One token a sequence, by the sequence's own key; the likeliest one at temperature 0."""
     scaled = logits / jnp.maximum(choice.temperature, 1e-6)
     limited = jnp.where(kept_tokens(scaled, choice), scaled, -jnp.inf)

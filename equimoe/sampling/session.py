@@ -15,7 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Int32, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Int32, Key
 
 from equimoe.model.cache import Cache, empty_cache
 from equimoe.model.decode import extend
@@ -135,7 +135,7 @@ def _write(
     model: Transformer,
     state: _State,
     choice: Choice,
-    keys: PRNGKeyArray,
+    keys: Key[Array, " B"],
     stops: Int[Array, " stops"],
     ended: Bool[Array, " B"],
     limit: Int[Array, ""],

@@ -14,7 +14,7 @@ from equimoe.errors import EquimoeError, first_line
 from equimoe.model.transformer import Transformer
 from equimoe.sampling.generation import prompt_ids, stream_texts
 
-__all__ = ["note", "print_continuations", "saying", "text_or_stdin", "tokenizer_of"]
+__all__ = ["needed_tokenizer", "note", "print_continuations", "saying", "text_or_stdin"]
 
 SILENT_SECONDS = 2.0
 COMPILING = "compiling for these sizes (once; the programs are kept)"
@@ -46,11 +46,11 @@ def text_or_stdin(text: str) -> str:
         raise EquimoeError("TEXT", f"must be UTF-8, but: {first_line(error)}", "Convert it first") from error
 
 
-def tokenizer_of(loaded: tuple[Transformer, TextTokenizer | None], src: Any) -> TextTokenizer:
+def needed_tokenizer(tokenizer: TextTokenizer | None, src: Any) -> TextTokenizer:
     """The tokenizer, which text cannot do without."""
-    if loaded[1] is None:
+    if tokenizer is None:
         raise EquimoeError("src", "has no tokenizer.json", "Put the model's tokenizer.json beside it", value=str(src))
-    return loaded[1]
+    return tokenizer
 
 
 def print_continuations(

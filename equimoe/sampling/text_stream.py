@@ -8,6 +8,7 @@ the stop string that is complete first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import SupportsIndex
 
 from equimoe.data.tokenizer import TextTokenizer
 
@@ -26,7 +27,7 @@ class TextStream:
         self._held = ""  # text that may be the beginning of a stop string
         self.stopped = False
 
-    def push(self, ids: Iterable[int]) -> str:
+    def push(self, ids: Iterable[SupportsIndex]) -> str:
         """Text that is certain now and was not before."""
         return "".join(self._push_one(int(token)) for token in ids)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,11 @@ def no_compile_cache(monkeypatch):
     monkeypatch.setenv("EQUIMOE_COMPILE_CACHE", "off")
 
 
+@cache
+def tokenizer():
+    return train_tokenizer(["the router"], 270)
+
+
 def make_run(folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "recipe.json").write_text("{}")
@@ -39,7 +45,7 @@ def sampled(monkeypatch, tmp_path):
 
     make_run(tmp_path / "runs" / "tiny")
     monkeypatch.setattr(terminal, "print_continuations", fake)
-    monkeypatch.setattr(equimoe, "load", lambda src, step: (f"model of {src} at {step}", "tokenizer"))
+    monkeypatch.setattr(equimoe, "load", lambda src, step: (f"model of {src} at {step}", tokenizer()))
     return calls
 
 
@@ -50,7 +56,7 @@ def test_sample_hands_over_its_settings(cli, sampled):
     assert sampled == [
         {
             "model": "model of runs/tiny at 100",
-            "tokenizer": "tokenizer",
+            "tokenizer": tokenizer(),
             "text": "Returns",
             "tokens": 8,
             "temperature": 0.5,
@@ -121,17 +127,16 @@ def test_the_first_grows_and_the_others_follow(monkeypatch, capsys):
 
     seen = []
     monkeypatch.setattr(terminal, "stream_texts", stream)
-    tokenizer = train_tokenizer(["the router"], 270)
-    prompt = 1 + len(tokenizer.encode("the router"))
+    prompt = 1 + len(tokenizer().encode("the router"))
     model = abstract(equimoe.preset("tiny", max_position_embeddings=prompt + 2))
-    terminal.print_continuations(model, tokenizer, "the router", number=2, tokens=3, seed=7)
+    terminal.print_continuations(model, tokenizer(), "the router", number=2, tokens=3, seed=7)
     out, err = capsys.readouterr()
     assert out == "--- 1 of 2, seed 7\nthe router a0 b0\n\n--- 2 of 2, seed 8\nthe router a1 b1\n"
     assert err == (
         f"equimoe: up to {prompt + 3} tokens with the prompt, but the model was trained on rows of {prompt + 2}\n"
     )
     assert seen == [(["the router"] * 2, {"tokens": 3, "seed": 7})]
-    terminal.print_continuations(model, tokenizer, "the router", tokens=2, seed=7)
+    terminal.print_continuations(model, tokenizer(), "the router", tokens=2, seed=7)
     assert capsys.readouterr() == ("the router a0 b0\n", "")
 
 
