@@ -179,6 +179,4 @@ def _print_reply(conversation: Conversation, text: str) -> None:
     sys.stdout.write("\n")
     trained = conversation.trained_positions
     if conversation.positions > trained:
-        note(
-            f"{conversation.positions:,} tokens by now, but the model was trained on rows of {trained:,}; /reset helps"
-        )
+        note(f"{conversation.positions:,} tokens, but the model was trained on rows of {trained:,}; /reset helps")
