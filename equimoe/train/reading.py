@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
+from equimoe.config import ModelConfig
 from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
 from equimoe.errors import EquimoeError
-from equimoe.model.init import abstract
+from equimoe.model.init import build
 from equimoe.model.transformer import Transformer
 from equimoe.parallel.capabilities import all_devices
 from equimoe.recipe.recipe_json import read_recipe
@@ -34,19 +35,20 @@ def load_run(
     recipe, _ = read_recipe(run)
     folder = _checkpoint_of(run, step)
     where = SingleDeviceSharding(all_devices()[0] if device is None else device)
-    model = abstract(recipe.model)
-    like = TrainState(
-        step=jax.ShapeDtypeStruct((), jnp.int32),
-        model=model,
-        optimizer=None,
-        betas=jax.ShapeDtypeStruct((recipe.model.num_hidden_layers, recipe.model.num_experts), jnp.float32),
+    like = jax.tree.map(
+        lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), jax.eval_shape(lambda: _weights(recipe.model))
     )
-    like = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), like)
     state = checkpoint.restore(folder, like, without_optimizer=True)
     return (
         with_pending_bias(state.model, state.betas),
         load_tokenizer(folder / checkpoint.TOKENIZER, recipe.model.vocab_size),
     )
+
+
+def _weights(config: ModelConfig) -> TrainState:
+    """A state without its optimizer: to be traced for its shapes."""
+    betas = jnp.zeros((config.num_hidden_layers, config.num_experts), jnp.float32)
+    return TrainState(jnp.zeros((), jnp.int32), build(config, jax.random.key(0)), None, betas)
 
 
 def _checkpoint_of(run: Path, step: int | None) -> Path:
