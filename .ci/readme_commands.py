@@ -1,4 +1,4 @@
-"""Prints the shell commands of the README's sections on the quick start and on data, and its Python, as one script.
+"""Prints the shell commands of the README's sections named below, and its Python, as one script.
 
 CI runs what a newcomer would type. `pip install` lines are left out (CI has just installed the built wheel), and
 two documents are made for the section on data.
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 DATA = "How do I say what data to train on"
-SECTIONS = ("Quick start", DATA, "From Python")
+SECTIONS = ("Quick start", DATA, "Sampling and chat", "From Python")
 DOCUMENTS = """mkdir -p docs/guide
 python - <<'END'
 import json

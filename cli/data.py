@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from equimoe.cli import completion
+
 __all__ = ["commands"]
 
 PANEL = "Data"
@@ -29,7 +31,12 @@ def group() -> None:
 @data.command()
 def show(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A packaged recipe's name, or the path of a .py file.")
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            help="A packaged recipe's name, or the path of a .py file.",
+            autocompletion=completion.recipes,
+        ),
     ],
     words: Annotated[
         list[str] | None,

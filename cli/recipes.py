@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from equimoe.cli import completion
+
 __all__ = ["commands"]
 
 PANEL = "Recipes"
@@ -16,7 +18,12 @@ commands = typer.Typer()
 packaged = typer.Typer(invoke_without_command=True)
 commands.add_typer(packaged, name="recipes", rich_help_panel=PANEL)
 
-Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe's name, or the path of a .py file.")]
+Recipe = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="A packaged recipe's name, or the path of a .py file.", autocompletion=completion.recipes
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="NAME=VALUE", help="Changes: an argument of the recipe, or a dotted field path."),

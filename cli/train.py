@@ -1,4 +1,4 @@
-"""The help panel Train: `train`, `resume`, `sample`."""
+"""The help panel Train: `train`, `resume`, `sample`, `chat`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ from typing import Annotated
 
 import typer
 
+from equimoe.cli import completion
+
 __all__ = ["commands"]
 
 PANEL = "Train"
 commands = typer.Typer()
 
-Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe's name, or the path of a .py file.")]
+Recipe = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="A packaged recipe's name, or the path of a .py file.", autocompletion=completion.recipes
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="NAME=VALUE", help="Changes: an argument of the recipe, or a dotted field path."),
@@ -20,7 +27,9 @@ Changes = Annotated[
     list[str] | None,
     typer.Argument(metavar="NAME=VALUE", help="Changes of cadence or devices, as dotted field paths."),
 ]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name (runs/NAME), or its folder.")]
+Run = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's name (runs/NAME), or its folder.", autocompletion=completion.runs)
+]
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -79,32 +88,106 @@ def resume(run: Run, overrides: Changes = None) -> None:
     loop.resume_run(folder, overrides or ())
 
 
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SRC",
+        help="A run's name or folder, a folder with safetensors, or a Hub id.",
+        autocompletion=completion.runs,
+    ),
+]
+Tokens = Annotated[int, typer.Option(min=1, help="Tokens to write at most.")]
+Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")]
+TopK = Annotated[int | None, typer.Option(min=1, help="Draw among the K likeliest tokens only.", show_default="all")]
+TopP = Annotated[
+    float | None, typer.Option(help="Draw among the likeliest that hold P of the probability.", show_default="all")
+]
+MinP = Annotated[
+    float | None, typer.Option(help="Draw among those at least P as likely as the likeliest.", show_default="all")
+]
+Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same text.")]
+Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be repeated.")]
+Step = Annotated[int | None, typer.Option(help="The checkpoint of a run.", show_default="the newest")]
+
+
 @commands.command(rich_help_panel=PANEL)
 def sample(
-    run: Run,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What the model continues.")],
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.8,
-    top_k: Annotated[
-        int | None, typer.Option(min=1, help="Draw among the K likeliest tokens only.", show_default="all")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    src: Source,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What the model continues; - reads standard input.")],
+    tokens: Tokens = 128,
+    temperature: Temperature = 0.8,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    seed: Seed = 0,
+    stop: Stop = None,
+    number: Annotated[int, typer.Option(min=1, help="Continuations, written together, by seeds that follow.")] = 1,
+    step: Step = None,
 ) -> None:
-    """Let a run's newest checkpoint continue a text.
+    """Let a model continue a text.
 
     [bold]Examples[/bold]
 
       equimoe sample tiny "def main"
       equimoe sample runs/tiny "Returns the" --tokens 64 --temperature 0.5
-      equimoe sample tiny "Returns the" --top-k 40 --seed 7
+      equimoe sample tiny "Returns the" --top-p 0.9 --seed 7 --number 4
+      equimoe sample org/name - --stop END < prompt.txt
     """
-    from equimoe.recipe.run_folder import find_run
+    from equimoe.hub.source import find_source
 
-    folder = find_run(run)
+    source = find_source(src)
 
     import equimoe
-    from equimoe.sampling import generate_text
+    from equimoe.parallel.compile_cache import enable_compile_cache
+    from equimoe.sampling import terminal
 
-    model, tokenizer = equimoe.load(folder)
-    settings = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
-    typer.echo(text + generate_text(model, tokenizer, text, **settings))
+    text = terminal.text_or_stdin(text)
+    enable_compile_cache()
+    model, tokenizer = equimoe.load(source, step=step)
+    limits = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    settings = {"tokens": tokens, "temperature": temperature, **limits, "seed": seed, "stop_strings": stop or ()}
+    tokenizer = terminal.needed_tokenizer(tokenizer, src)
+    terminal.print_continuations(model, tokenizer, text, number=number, **settings)
+
+
+@commands.command(rich_help_panel=PANEL)
+def chat(
+    src: Source,
+    once: Annotated[str | None, typer.Option(metavar="TEXT", help="One reply to TEXT (- is stdin), then end.")] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="What the conversation starts from.")] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A Jinja chat template, or `plain`.", show_default="the model's own"),
+    ] = None,
+    tokens: Tokens = 512,
+    temperature: Temperature = 0.7,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    seed: Seed = 0,
+    stop: Stop = None,
+    step: Step = None,
+) -> None:
+    """Talk to a model that was trained for it. /reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops a reply.
+
+    [bold]Examples[/bold]
+
+      equimoe chat org/name
+      equimoe chat org/name --system "Answer in one sentence." --once "What is a router?"
+      equimoe chat tiny --template plain
+    """
+    from equimoe.hub.source import find_source
+
+    source = find_source(src)
+
+    from equimoe import chat as talk
+    from equimoe.sampling.settings import Sampling
+
+    talk.chat_with(
+        source,
+        Sampling(tokens, temperature, top_k, top_p, min_p, seed, stop_strings=tuple(stop or ())),
+        system=system,
+        once=once,
+        template=template,
+        step=step,
+    )

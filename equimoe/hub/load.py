@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import jax
@@ -12,33 +11,51 @@ from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
 from equimoe.errors import EquimoeError, first_line
 from equimoe.hub.config_json import config_from_json, schema_of
 from equimoe.hub.safetensors_files import open_folder, read_json
+from equimoe.hub.source import is_hub_id
 from equimoe.hub.tensors import read_tensors
 from equimoe.model.init import assemble
 from equimoe.model.transformer import Transformer
 from equimoe.train.reading import load_run
 from equimoe.weights import describe
 
-__all__ = ["load", "load_folder"]
+__all__ = ["load", "load_folder", "local_folder"]
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Data only: whatever else a repository holds, code above all, is not even fetched.
-_HUB_FILES = ["config.json", "tokenizer.json", "*.safetensors", "model.safetensors.index.json"]
+_HUB_FILES = [
+    "config.json",
+    "tokenizer.json",
+    "*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer_config.json",  # this and the next two: for `equimoe chat`
+    "chat_template.jinja",
+    "generation_config.json",
+]
 
 
-def load(src: str | Path, *, revision: str | None = None) -> tuple[Transformer, TextTokenizer | None]:
+def load(
+    src: str | Path, *, revision: str | None = None, step: int | None = None
+) -> tuple[Transformer, TextTokenizer | None]:
     """(model, tokenizer) from a run folder, a folder in the interchange format (schema 1 or 2), or a Hub id.
 
-    Weights come as float32. A run gives its newest complete checkpoint with the pending router bias applied;
-    a folder without tokenizer.json gives None. Nothing of a folder or repository is ever executed.
-    Raises EquimoeError naming everything that is missing, unexpected or of another shape, at once.
+    Weights come as float32, on one device. A run gives its newest complete checkpoint, or that of `step`, with the
+    pending router bias applied; a folder without tokenizer.json gives None. Nothing of a folder or repository is ever
+    executed. Raises EquimoeError naming everything that is missing, unexpected or of another shape, at once.
     """
-    folder = Path(src).expanduser()
+    folder = local_folder(src, revision)
     if (folder / "recipe.json").exists():
-        return load_run(folder)
+        return load_run(folder, step)
+    if step is not None:
+        raise EquimoeError("step", "only a run has several, this is a model", "Leave it out", value=step)
+    return load_folder(folder)
+
+
+def local_folder(src: str | Path, revision: str | None = None) -> Path:
+    """The folder that `load` reads: a run's or a model's own, or what was fetched of a Hub repository."""
+    folder = Path(src).expanduser()
     if folder.is_dir():
-        return load_folder(folder)
-    if isinstance(src, str) and _HUB_ID.fullmatch(src) and not folder.parent.is_dir() and folder.parts[0] != "runs":
-        return load_folder(_from_hub(src, revision))
+        return folder
+    if isinstance(src, str) and is_hub_id(src):
+        return _from_hub(src, revision)
     raise EquimoeError(
         "src", "must be a run folder, a model folder, or a Hub id such as org/name", "Check the path", value=str(src)
     )

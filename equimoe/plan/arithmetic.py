@@ -24,6 +24,7 @@ from equimoe.counting import Counts, counts, training_flops_per_token
 from equimoe.errors import Problems
 from equimoe.optim.rates import Rates, rates_from_budget, warmup_then_linear, warmup_updates
 from equimoe.parallel.layout import TOKEN_AXES, mesh_shape, size_per_device
+from equimoe.plan.working_set import fits_line, working_set
 from equimoe.recipe import Mesh, Recipe
 from equimoe.recipe.fields import leaves
 from equimoe.weights import Weight, describe
@@ -119,6 +120,7 @@ class Memory:
     tokens_per_device: int  # of one micro-batch
     carry_bytes_per_token: int
     carries_per_device: int  # layers * tokens_per_device * carry_bytes_per_token
+    working: dict[str, int]  # temporaries of one device by term, an estimate (`plan.working_set`)
 
     @property
     def state_bytes(self) -> int:
@@ -208,6 +210,7 @@ def _memory(recipe: Recipe, devices: int, compute_dtype: str) -> Memory:
     dtype = compute_dtype if recipe.compute_dtype == "auto" else recipe.compute_dtype
     tokens = -(-recipe.tokens_per_step // (recipe.schedule.accumulation * math.prod(shape[a] for a in TOKEN_AXES)))
     carry = recipe.model.hidden_size * DTYPE_BYTES[dtype]
+    share = sum(group.weights for group in per_device.values()) / sum(group.weights for group in state.values())
     return Memory(
         mesh=dict(shape),
         devices=math.prod(shape.values()),
@@ -216,6 +219,7 @@ def _memory(recipe: Recipe, devices: int, compute_dtype: str) -> Memory:
         tokens_per_device=tokens,
         carry_bytes_per_token=carry,
         carries_per_device=recipe.model.num_hidden_layers * tokens * carry,
+        working=working_set(recipe, tokens, share, DTYPE_BYTES[dtype]),
     )
 
 
@@ -414,6 +418,9 @@ def _memory_lines(recipe: Recipe, memory: Memory) -> list[str]:
         f"({_gib(memory.bytes_per_device)})",
         f"  counted: {', '.join(_COUNTED)}",
         f"  not counted: {', '.join(_NOT_COUNTED)}",
+        "  on top, for a while, estimated from the shapes:",
+        *(f"    {name:<46} {size:>19,}" for name, size in memory.working.items()),
+        fits_line(memory.bytes_per_device, sum(memory.working.values())),
     ]
 
 

@@ -11,12 +11,17 @@ from pathlib import Path
 from equimoe.errors import EquimoeError
 from equimoe.recipe.fields import nearest
 
-__all__ = ["find_run", "new_run"]
+__all__ = ["find_run", "known_runs", "new_run"]
 
 RUNS = Path("runs")
 LONGEST_NAME = 255  # bytes, on every file system in use
 RECIPE = "recipe.json"
 COMMITTED = "checkpoints/[0-9]*/COMMITTED"  # the marker of a complete checkpoint (train/checkpoint.py)
+
+
+def known_runs() -> list[str]:
+    """Names of the runs under `runs/`, for the shell's completion."""
+    return sorted(path.parent.name for path in RUNS.glob(f"*/{RECIPE}"))
 
 
 def new_run(name_or_path: str | None, recipe_name: str) -> Path:

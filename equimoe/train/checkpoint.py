@@ -195,8 +195,11 @@ def _chunked(ocp: Any, name: str, array: jax.Array):
     return ocp.SaveArgs(chunk_byte_size=max(1, array.nbytes // array.shape[0]), shard_axes=(0,))
 
 
-def restore(checkpoint: Path, like: TrainState) -> TrainState:
-    """The state of a committed checkpoint, in the shapes and shardings of `like` (see `abstract_state`)."""
+def restore(checkpoint: Path, like: TrainState, *, without_optimizer: bool = False) -> TrainState:
+    """The state of a committed checkpoint, in the shapes and shardings of `like` (see `abstract_state`).
+
+    `without_optimizer`: `like.optimizer` is None, and the optimizer's arrays, two thirds of the bytes, are not read.
+    """
     import orbax.checkpoint as ocp
 
     checkpoint = checkpoint.resolve()
@@ -204,10 +207,11 @@ def restore(checkpoint: Path, like: TrainState) -> TrainState:
     wanted = _by_name(like)
     try:
         with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True)) as checkpointer:
-            _check_shapes(checkpoint, checkpointer, wanted)
+            _check_shapes(checkpoint, checkpointer, wanted, ignore="optimizer." if without_optimizer else None)
+            arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
             arrays = checkpointer.restore(
                 checkpoint / STATE,
-                args=ocp.args.PyTreeRestore(wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted)),
+                args=ocp.args.PyTreeRestore(wanted, restore_args=arguments, partial_restore=without_optimizer),
             )
     except EquimoeError:
         raise
@@ -231,9 +235,9 @@ def _older(checkpoint: Path) -> str:
     return "There is no older one: start a new run"
 
 
-def _check_shapes(checkpoint: Path, checkpointer: Any, wanted: dict[str, Any]) -> None:
+def _check_shapes(checkpoint: Path, checkpointer: Any, wanted: dict[str, Any], ignore: str | None) -> None:
     metadata = checkpointer.metadata(checkpoint / STATE).item_metadata.tree
-    stored = {name: tuple(entry.shape) for name, entry in metadata.items()}
+    stored = {n: tuple(entry.shape) for n, entry in metadata.items() if ignore is None or not n.startswith(ignore)}
     expected = {name: tuple(array.shape) for name, array in wanted.items()}
     wrong = [
         f"{n} {stored.get(n, 'absent')} instead of {expected.get(n, 'absent')}"

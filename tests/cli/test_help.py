@@ -14,6 +14,7 @@ EXAMPLES = {
     ("train",): "equimoe train tiny schedule.steps=50 model.num_experts=32 --run short",
     ("resume",): "equimoe resume runs/tiny",
     ("sample",): 'equimoe sample runs/tiny "Returns the" --tokens 64 --temperature 0.5',
+    ("chat",): "equimoe chat tiny --template plain",
     ("recipes",): "equimoe recipes copy tiny mine.py",
     ("recipes", "copy"): "equimoe recipes copy tiny mine.py",
     ("show",): "equimoe show mine.py model.num_experts=32 --json",

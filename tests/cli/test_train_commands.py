@@ -1,4 +1,4 @@
-"""`train`, `resume`, `sample`: what they hand to the library, and what they refuse before it starts."""
+"""`train`, `resume`: what they hand to the library, and what they refuse before it starts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 from cli_helpers import run_cli
-
-import equimoe
 
 
 @pytest.fixture
@@ -155,7 +153,7 @@ def test_resume_hands_over_the_changes(cli, trained, tmp_path):
     assert trained == [(Path("runs/tiny"), "checkpoints.keep=3", "samples.every_steps=10")]
 
 
-@pytest.mark.parametrize("command", [["resume", "tinny"], ["sample", "tinny", "def main"]])
+@pytest.mark.parametrize("command", [["resume", "tinny"], ["sample", "tinny", "def main"], ["chat", "tinny"]])
 def test_a_run_that_is_not_there_is_refused_with_the_nearest_one(cli, trained, tmp_path, command):
     code, _, err = cli(*command)
     assert (code, f"There is no run under {tmp_path / 'runs'} yet; start one with `equimoe train tiny`" in err) == (
@@ -180,32 +178,6 @@ def test_ctrl_c_exits_130(cli, monkeypatch):
     code, _, err = cli("train", "tiny")
     assert code == 130
     assert "Traceback" not in err
-
-
-def test_sample_hands_over_its_settings(cli, monkeypatch, tmp_path):
-    make_run(tmp_path / "runs" / "tiny")
-    seen = {}
-
-    def fake(model, tokenizer, text, **settings):
-        seen.update(settings, model=model, tokenizer=tokenizer, text=text)
-        return " the [value]"
-
-    monkeypatch.setattr(importlib.import_module("equimoe.sampling"), "generate_text", fake)
-    monkeypatch.setattr(equimoe, "load", lambda src: (f"model of {src}", "tokenizer"))
-    code, out, _ = cli(
-        "sample", "tiny", "Returns", "--tokens", "8", "--temperature", "0.5", "--top-k", "3", "--seed", "7"
-    )
-    assert (code, out) == (0, "Returns the [value]\n")
-    assert seen == {
-        "model": "model of runs/tiny",
-        "tokenizer": "tokenizer",
-        "text": "Returns",
-        "tokens": 8,
-        "temperature": 0.5,
-        "top_k": 3,
-        "seed": 7,
-    }
-    assert cli("sample", "tiny", "Returns", "--tokens", "0")[0] == 2
 
 
 def test_training_the_hero_here_is_refused_with_what_it_would_need(tmp_path):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import goldens
@@ -23,6 +26,8 @@ from equimoe.hub.tensors import slots
 from equimoe.model.init import leaves_by_path
 from equimoe.train.checkpoint import read_layer
 from equimoe.weights import describe
+
+EIGHT = " --xla_force_host_platform_device_count=8"
 
 pytestmark = pytest.mark.slow  # they share one trained run and the compile of its model
 
@@ -127,6 +132,42 @@ def test_a_run_without_a_checkpoint(tiny, tmp_path):
         equimoe.load(tmp_path)
 
 
+def test_a_step_is_one_of_a_run(tiny, from_run, tmp_path):
+    eighth = equimoe.load(tiny.run, step=8)[0]
+    stored = restored(tiny, tiny.run / "checkpoints" / "8")
+    np.testing.assert_array_equal(eighth.lm_head, stored.model.lm_head)
+    with pytest.raises(
+        EquimoeError, match=r"step \(5\): is not complete in .*, whose complete checkpoints are 4, 8, 12"
+    ):
+        equimoe.load(tiny.run, step=5)
+    with pytest.raises(EquimoeError, match=r"step \(8\): only a run has several"):
+        equimoe.load(write_folder(tmp_path / "out", from_run[0], stacked=True), step=8)
+
+
+def test_any_number_of_devices_will_do(tiny):
+    """On 8 devices, none of which the run knew; weights on the first one only, and no moments read."""
+    code = """
+import sys
+import jax, numpy as np
+from equimoe.train import checkpoint
+import equimoe
+states, restore = [], checkpoint.restore
+checkpoint.restore = lambda *a, **k: states.append(restore(*a, **k)) or states[-1]
+model, tokenizer = equimoe.load(sys.argv[1])
+assert jax.device_count() == 8
+assert {d for a in jax.tree.leaves(model) for d in a.devices()} == {jax.devices()[0]}
+assert states[0].optimizer is None
+np.save(sys.argv[2], model.lm_head)
+"""
+    out = tiny.root / "lm_head_on_8.npy"
+    environment = {**os.environ, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + EIGHT}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tiny.run), str(out)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(out), restored(tiny, tiny.run / "checkpoints" / "12").model.lm_head)
+
+
 # Neither.
 
 
@@ -166,7 +207,15 @@ def test_a_hub_id_fetches_data_files_only(from_run, tmp_path, monkeypatch):
     ((repository, settings),) = asked
     assert (repository, settings.pop("revision")) == ("org/some-model_1.0", "v2")
     assert settings == {
-        "allow_patterns": ["config.json", "tokenizer.json", "*.safetensors", "model.safetensors.index.json"]
+        "allow_patterns": [
+            "config.json",
+            "tokenizer.json",
+            "*.safetensors",
+            "model.safetensors.index.json",
+            "tokenizer_config.json",
+            "chat_template.jinja",
+            "generation_config.json",
+        ]
     }
     files = ["config.json", "model-00001-of-00002.safetensors", "modeling_x.py", "pytorch_model.bin", "x.pkl", "a.sh"]
     fetched = list(huggingface_hub.utils.filter_repo_objects(files, **settings))

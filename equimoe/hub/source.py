@@ -1,0 +1,44 @@
+"""What a SRC on the command line means: a run, a folder with weights, or a Hub id. Plain Python, no JAX."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from equimoe.errors import EquimoeError
+from equimoe.recipe.run_folder import find_run
+
+__all__ = ["find_source", "is_hub_id"]
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def find_source(src: str) -> Path | str:
+    """The folder of a run (by name or path) or of a model, else `src` itself if it can be a Hub id.
+
+    Anything else is taken for a run that is not there: EquimoeError names the nearest one.
+    """
+    here = Path(src).expanduser()
+    try:
+        return find_run(src)
+    except EquimoeError:
+        if (here / "config.json").is_file():
+            return here
+        if here.is_dir() and here.parts[:1] != ("runs",):
+            raise EquimoeError(
+                "src", "must hold recipe.json (a run) or config.json (a model)", "Check the path", value=src
+            ) from None
+        if is_hub_id(src):
+            return src
+        raise
+
+
+def is_hub_id(src: str) -> bool:
+    """Whether `src` reads as org/name and is no path: neither a folder of that name nor one to put it in is here."""
+    folder = Path(src).expanduser()
+    return (
+        _HUB_ID.fullmatch(src) is not None
+        and not folder.exists()
+        and not folder.parent.is_dir()
+        and folder.parts[0] != "runs"
+    )
