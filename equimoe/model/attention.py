@@ -12,10 +12,11 @@ from functools import partial
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from equimoe.config import ModelConfig
-from equimoe.model.blocked_attention import blocked_attention
+from equimoe.model.blocked_attention import attend_backward, attend_forward, blocked_attention
 from equimoe.model.fused_attention import FUSED_DTYPES, fused_attention
 from equimoe.model.linear import linear
 from equimoe.model.norm import QK_EPS, unit_rms
@@ -23,7 +24,9 @@ from equimoe.model.rotary import rotate
 from equimoe.model.short_conv import short_conv
 from equimoe.parallel.capabilities import capabilities
 
-__all__ = ["Attention", "attend", "exclude_self"]
+__all__ = ["ATTENDED", "Attention", "attend", "attend_either", "exclude_self"]
+
+ATTENDED = "attended"  # name of what a rematerialised layer may keep: the core's output and its log-sum-exp
 
 
 class Attention(eqx.Module):
@@ -47,19 +50,31 @@ class Attention(eqx.Module):
         if self.conv_v is not None:
             v = short_conv(v, self.conv_v, segment_ids)
         q, k, v = (_split_heads(part, config.head_dim) for part in (q, k, v))
-        y = jax.lax.cond(
-            is_global,
-            partial(attend, config=config, globally=True),
-            partial(attend, config=config, globally=False),
-            q,
-            k,
-            v,
-            segment_ids,
-        )
+        y = attend_either(q, k, v, segment_ids, is_global, config)
         gates = 2.0 * jax.nn.sigmoid(linear(x, self.gate))  # starts at 1: the gate matrix starts at 0
         y = y * gates[..., None]
         out = linear(y.reshape(*y.shape[:2], -1), self.w_o)
         return out if self.conv_out is None else short_conv(out, self.conv_out, segment_ids)
+
+
+def attend_either(
+    q: Float[Array, "B S N H"],
+    k: Float[Array, "B S M H"],
+    v: Float[Array, "B S M H"],
+    segment_ids: Int[Array, "B S"],
+    is_global: Bool[Array, ""],
+    config: ModelConfig,
+) -> Float[Array, "B S N H"]:
+    """The attention core of a layer whose kind is known only when it runs: only the branch of that kind is computed."""
+    if _fused(q):
+        kinds = (partial(attend, config=config, globally=globally) for globally in (True, False))
+        return jax.lax.cond(is_global, *kinds, q, k, v, segment_ids)
+    return _blocked_either(config, q, k, v, segment_ids, is_global)
+
+
+def _fused(q: Array) -> bool:
+    """float32 asks for exact products, which the fused kernels do not have."""
+    return capabilities().attention == "tokamax" and q.dtype in FUSED_DTYPES
 
 
 def attend(
@@ -71,7 +86,18 @@ def attend(
     config: ModelConfig,
     globally: bool,
 ) -> Float[Array, "B S N H"]:
-    """The attention core of one kind of layer: steps 2 to 6 of hero_spec section 2.
+    """The attention core of one kind of layer: steps 2 to 6 of hero_spec section 2."""
+    core = fused_attention if _fused(q) else blocked_attention
+    q, k, v = _ready(q, k, v, config, globally)
+    return exclude_self(core(q, k, v, segment_ids, window=_window(config, globally)), v)
+
+
+def _window(config: ModelConfig, globally: bool) -> int | None:
+    return None if globally else config.sliding_window
+
+
+def _ready(q: Array, k: Array, v: Array, config: ModelConfig, globally: bool) -> tuple[Array, Array, Array]:
+    """q and k normalised, turned on local layers, and scaled; k and v of the heads in use.
 
     A layer that uses G < M heads reads the first G stored ones. Repeating each to fill the M slots, as the
     specification puts it, and giving each N / G query heads in order are the same assignment.
@@ -85,12 +111,57 @@ def attend(
     else:
         positions = jnp.arange(q.shape[1], dtype=jnp.int32)
         q, k = (rotate(part, positions, config.rope_theta, adjacent_pairs=config.rope_fused) for part in (q, k))
-    window = None if globally else config.sliding_window
-    # float32 asks for exact products, which the fused kernels do not have.
-    fused = capabilities().attention == "tokamax" and q.dtype in FUSED_DTYPES
-    core = fused_attention if fused else blocked_attention
-    y = core(q * jnp.asarray(scale, q.dtype), k, v, segment_ids, window=window)
-    return exclude_self(y, v)
+    return q * jnp.asarray(scale, q.dtype), k, v
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _blocked_either(config, q, k, v, segment_ids, is_global):
+    """A custom VJP around the `cond`: what the two kinds keep for their backward has one shape here. Differentiating
+    the `cond` would keep a copy for either kind, one of them zeros."""
+    return _either_forward(config, q, k, v, segment_ids, is_global)[0]
+
+
+def _either_forward(config, q, k, v, segment_ids, is_global):
+    def core(globally):
+        def of(q, k, v):
+            q, k, v = _ready(q, k, v, config, globally)
+            return attend_forward(q, k, v, segment_ids, window=_window(config, globally))
+
+        return of
+
+    out, log_total = jax.lax.cond(is_global, core(True), core(False), q, k, v)
+    out, log_total = checkpoint_name(out, ATTENDED), checkpoint_name(log_total, ATTENDED)
+    used = {True: config.global_kv_heads, False: config.local_kv_heads}
+    y = jax.lax.cond(
+        is_global,
+        lambda out, v: exclude_self(out, v[:, :, : used[True]]),
+        lambda out, v: exclude_self(out, v[:, :, : used[False]]),
+        out,
+        v,
+    )
+    return y, (q, k, v, segment_ids, is_global, out, log_total)
+
+
+def _either_backward(config, saved, d_y):
+    q, k, v, segment_ids, is_global, out, log_total = saved
+
+    def gradients(globally):
+        def of(q, k, v, out, log_total, d_y):
+            ready, pull = jax.vjp(lambda *stored: _ready(*stored, config, globally), q, k, v)
+            _, pull_own = jax.vjp(exclude_self, out, ready[2])
+            d_out, d_own = pull_own(d_y)
+            d_q, d_k, d_v = attend_backward(
+                *ready, segment_ids, out, log_total, d_out, window=_window(config, globally)
+            )
+            return pull((d_q, d_k, d_v + d_own))
+
+        return of
+
+    d_q, d_k, d_v = jax.lax.cond(is_global, gradients(True), gradients(False), q, k, v, out, log_total, d_y)
+    return d_q, d_k, d_v, None, None
+
+
+_blocked_either.defvjp(_either_forward, _either_backward)
 
 
 def exclude_self(y: Float[Array, "B S N H"], v: Float[Array, "B S G H"]) -> Float[Array, "B S N H"]:

@@ -22,11 +22,12 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32, PyTree
 
 from equimoe.config import ModelConfig
 from equimoe.errors import EquimoeError
-from equimoe.model.attention import Attention
+from equimoe.model.attention import ATTENDED, Attention
 from equimoe.model.moe import DISPATCH_PLAN, ROUTED, MoE
 from equimoe.model.norm import GatedNorm
 from equimoe.model.quantile_balancing import histogram_betas
 from equimoe.model.router import Routing
+from equimoe.parallel.capabilities import capabilities
 from equimoe.parallel.local import Dispatch
 
 __all__ = ["Block", "Embedding", "Output", "RouterRecord", "Transformer", "checked_segments", "forward"]
@@ -148,7 +149,8 @@ def forward(
         return x, jax.lax.stop_gradient(observe(routing, plan))
 
     # prevent_cse=False: inside a scan the loop itself already keeps the two computations apart.
-    keep = jax.checkpoint_policies.save_only_these_names(DISPATCH_PLAN, ROUTED)
+    names = (DISPATCH_PLAN, ROUTED, ATTENDED) if capabilities().keep_core_outputs else (DISPATCH_PLAN,)
+    keep = jax.checkpoint_policies.save_only_these_names(*names)
     body = jax.checkpoint(body, prevent_cse=False, policy=keep)
     x, observed = jax.lax.scan(body, x, (model.blocks, is_global))
     return model.final_norm(x, config.rms_norm_eps), observed

@@ -31,6 +31,7 @@ class Capabilities:
     grouped_matmul: Literal["blocks", "ragged_dot"]  # how expert matmuls over uneven groups run
     attention: Literal["blocked", "tokamax"]  # the core of attention: XLA loops over blocks, or fused kernels
     attention_note: str  # why not fused, or what the fused kernels leave out
+    keep_core_outputs: bool  # a rematerialised layer keeps the outputs of attention and experts beside its input
     matrix_group_bytes: int | None  # matrices of a stack that Newton-Schulz takes at a time; None: the whole stack
     peak_flops: float | None  # published dense peak in compute_dtype, FLOP/s; None: measure it
     run_often_options: Mapping[str, bool | int | str]  # compiler options for programs that run again and again
@@ -67,6 +68,8 @@ def capabilities() -> Capabilities:
         grouped_matmul="ragged_dot" if on_gpu else "blocks",
         attention=attention,
         attention_note=attention_note,
+        # 2.5 times the memory of the residual stream alone: little on a host, 58 GB a device for the hero's.
+        keep_core_outputs=not on_gpu,
         # The iteration reads each matrix 15 times: 110 GFLOP/s where a group stays in a core's 2 MiB of cache, 87 where
         # 192 matrices of 128 x 128 do not (2 cores). Over several devices a stack is not cut: it is sharded as it is.
         matrix_group_bytes=1 << 20 if not on_gpu and jax.device_count() == 1 else None,

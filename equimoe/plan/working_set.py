@@ -29,9 +29,7 @@ def working_set(recipe: Recipe, tokens: int, share: float, compute_bytes: int) -
     model = recipe.model
     matrices = [w for w in describe(model).values() if w.group == "muonh"]
     total = sum(w.size for w in describe(model).values())
-    narrow = model.expert_input_size
     terms = {
-        "outputs of the experts, kept between layers": model.num_hidden_layers * tokens * narrow * compute_bytes,
         "one layer computed again, and its gradients": 2 * tokens * _layer_bytes(model, compute_bytes),
         "a block of logits": LOGIT_ARRAYS * tokens * min(VOCABULARY_BLOCK, model.vocab_size) * FLOAT32,
         "updates of all weights": math.ceil(share * total * FLOAT32),

@@ -17,7 +17,6 @@ def test_one_gpu_by_hand():
     layer += 4 * (4 * 768 + 3 * 384)
     experts = 3 * 8 * 384 * 384 * 384
     assert facts.memory.working == {
-        "outputs of the experts, kept between layers": 8 * TOKENS * 384 * 2,
         "one layer computed again, and its gradients": 2 * TOKENS * layer,
         "a block of logits": 3 * TOKENS * 2048 * 4,
         "updates of all weights": 4 * facts.parameters.total,
