@@ -49,7 +49,7 @@ from equimoe.train.report import norms_due, rate_schedules, step_values
 from equimoe.train.run_lock import held
 from equimoe.train.samples import samples_due, samples_missing, write_samples
 from equimoe.train.saving import Saver
-from equimoe.train.scoring import HELDOUT, due_sets, missing_sets, refuse_reserved_names, score_sets
+from equimoe.train.scoring import HELDOUT, due_sets, missing_sets, score_sets
 from equimoe.train.state import TrainState, abstract_state, create_state, state_shardings, with_pending_bias
 from equimoe.train.step import StepMetrics, make_step
 from equimoe.train.throughput import StepClock, peak_flops
@@ -66,7 +66,6 @@ def train_recipe(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None
     wrong with the data; `interrupt.Stopped` after Ctrl-C (it is a KeyboardInterrupt) or SIGTERM (a SystemExit).
     """
     enable_compile_cache()
-    refuse_reserved_names(recipe)
     recipe = _concrete(recipe)
     mesh = _mesh_that_fits(recipe)
     with Interrupt() as interrupt, held(run):
@@ -95,7 +94,6 @@ def resume_run(run: Path, overrides: Sequence[str] = ()) -> None:
     before, provenance = read_recipe(run)
     recipe = changed(before, overrides)
     refuse_changes(before, recipe)
-    refuse_reserved_names(recipe)
     with Interrupt() as interrupt, held(run):
         steps = checkpoint.committed_steps(run / "checkpoints")
         newest = run / "checkpoints" / str(steps[-1]) if steps else None

@@ -13,24 +13,15 @@ from typing import Any
 
 from equimoe.data.rows import Batch, heldout_batches
 from equimoe.data.store import TokenStore
-from equimoe.errors import Problems
 from equimoe.evaluate import Scorer, evaluate
 from equimoe.model.transformer import Transformer
 from equimoe.recipe import Recipe
 from equimoe.train.metrics import RunLog, read_lines
 
-__all__ = ["HELDOUT", "due_sets", "missing_sets", "refuse_reserved_names", "score_sets"]
+__all__ = ["HELDOUT", "due_sets", "missing_sets", "score_sets"]
 
 HELDOUT = "heldout"  # the held-out split of the training data
 MEANS = ("macro", "micro")
-
-
-def refuse_reserved_names(recipe: Recipe) -> None:
-    """EquimoeError if a set of the recipe has a name that the log gives to something else."""
-    problems = Problems(f"recipe {recipe.name!r}")
-    for name in (HELDOUT, *MEANS):
-        problems.require(name not in recipe.evals, f"evals.{name}", name, "is a name of ours", "choose another")
-    problems.raise_if_any()
 
 
 def due_sets(recipe: Recipe, step: int) -> list[str]:

@@ -11,7 +11,6 @@ import pytest
 from tiny_runs import compile_once, stand_in_for_evals, write_corpus
 
 from equimoe.data.prepare import prepare
-from equimoe.errors import EquimoeError
 from equimoe.recipe import Checkpoints, Evaluation, HeldOutSet, Samples
 from equimoe.train import loop, samples
 from equimoe.train.metrics import METRICS, declared, read_lines
@@ -143,11 +142,3 @@ def test_a_set_that_resume_adds_is_scored_at_the_end(run, tmp_path):
     (added,) = after[len(before) :]
     expected = next(line for line in before if line["step"] == 12 and "eval_loss/more" in line)
     assert added["eval_loss/new"] == expected["eval_loss/more"]
-
-
-@pytest.mark.parametrize("name", ["heldout", "macro", "micro"])
-def test_names_of_ours_are_refused(recipe, tmp_path, name):
-    reserved = dataclasses.replace(recipe, evals={name: HeldOutSet(path="x")})
-    with pytest.raises(EquimoeError, match=f"evals.{name} .*: is a name of ours; choose another"):
-        loop.train_recipe(reserved, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
