@@ -19,6 +19,7 @@ from jaxtyping import Array, Float32, Int32
 
 from equimoe.errors import EquimoeError
 from equimoe.optim.newton_schulz import orthogonalise
+from equimoe.optim.stacks import in_groups
 
 __all__ = ["HyperballState", "MomentumState", "adamh", "hyperball", "muonh"]
 
@@ -79,36 +80,36 @@ def _require_matrix(x: Array) -> None:
         )
 
 
-def scale_by_orthogonal_momentum(
-    momentum: float = 0.95, *, steps: int = 5, dtype: Any = jnp.bfloat16, eps: float = 1e-8
-) -> optax.GradientTransformation:
-    """m = momentum * m + g; direction = orthogonalise(g + momentum * m)  (Nesterov)."""
-
-    def init(params):
-        return MomentumState(jax.tree.map(jnp.zeros_like, params))
-
-    def update(grads, state, params=None):
-        del params
-        new = jax.tree.map(lambda m, g: momentum * m + g, state.momentum, grads)
-        directions = jax.tree.map(
-            lambda m, g: orthogonalise(g + momentum * m, steps=steps, dtype=dtype, eps=eps).astype(g.dtype), new, grads
-        )
-        return directions, MomentumState(new)
-
-    return optax.GradientTransformation(init, update)
-
-
 def muonh(
     learning_rate: Rate, *, momentum: float = 0.95, steps: int = 5, dtype: Any = jnp.bfloat16, eps: float = 1e-8
 ) -> optax.GradientTransformation:
     """MuonH: orthogonalised Nesterov momentum on the hyperball. For matrices, also stacked ones.
 
-    `learning_rate` is the angle per step, a number or a schedule of the update count. `dtype` is that of the
-    Newton-Schulz products.
+    m = momentum * m + g; direction = orthogonalise(g + momentum * m). `learning_rate` is the angle per step, a number
+    or a schedule of the update count. `dtype` is that of the Newton-Schulz products. One transformation and not a
+    chain of two: a group of matrices goes through momentum, Newton-Schulz and the step while it is in cache.
     """
-    return optax.chain(
-        scale_by_orthogonal_momentum(momentum, steps=steps, dtype=dtype, eps=eps), hyperball(learning_rate)
-    )
+    along = hyperball(learning_rate)
+
+    def init(params):
+        return MomentumState(jax.tree.map(jnp.zeros_like, params)), along.init(params)
+
+    def update(grads, state, params=None):
+        if params is None:
+            raise EquimoeError("params", "the hyperball step needs the weights", "Call update(grads, state, params)")
+        moments, count = state[0].momentum, state[1].count
+        rate = jnp.asarray(learning_rate(count) if callable(learning_rate) else learning_rate, jnp.float32)
+
+        def step(g, m, w):
+            m = momentum * m + g
+            direction = orthogonalise(g + momentum * m, steps=steps, dtype=dtype, eps=eps)
+            return _along_sphere(w, direction.astype(g.dtype), rate), m
+
+        both = jax.tree.map(lambda *leaf: in_groups(step, *leaf), grads, moments, params)
+        updates, new = (jax.tree.map(lambda _, pair, i=i: pair[i], grads, both) for i in (0, 1))
+        return updates, (MomentumState(new), HyperballState(count + 1))
+
+    return optax.GradientTransformation(init, update)
 
 
 def adamh(

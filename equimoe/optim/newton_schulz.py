@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
-
-from equimoe.parallel.capabilities import capabilities
 
 __all__ = ["QUINTIC", "orthogonalise"]
 
@@ -38,10 +34,6 @@ def orthogonalise(
     """
     if g.ndim > 2 and g.size > _MAP_OVER_LAYERS_ABOVE:
         return jax.lax.map(lambda one: orthogonalise(one, steps=steps, dtype=dtype, eps=eps), g)
-    together = _matrices_together(g.shape, jnp.dtype(dtype).itemsize)
-    if together < math.prod(g.shape[:-2]):
-        groups = g.reshape(-1, together, *g.shape[-2:])
-        return jax.lax.map(partial(orthogonalise, steps=steps, dtype=dtype, eps=eps), groups).reshape(g.shape)
     tall = g.shape[-2] > g.shape[-1]
     x = jnp.asarray(g, dtype)
     x = jnp.swapaxes(x, -1, -2) if tall else x
@@ -56,13 +48,3 @@ def orthogonalise(
 
     x, _ = jax.lax.scan(polynomial, x, jnp.asarray(table, dtype))
     return jnp.swapaxes(x, -1, -2) if tall else x
-
-
-def _matrices_together(shape: tuple[int, ...], itemsize: int) -> int:
-    """How many matrices of a stack are worked on at a time: all, or as many as stay in a core's cache."""
-    stack, bytes_of_one = math.prod(shape[:-2]), shape[-2] * shape[-1] * itemsize
-    room = capabilities().matrix_group_bytes
-    if room is None:
-        return stack
-    most = max(1, room // bytes_of_one)
-    return max(n for n in range(1, min(stack, most) + 1) if stack % n == 0)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import sys
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,7 +9,6 @@ from goldens import worst
 
 from equimoe.optim import orthogonalise
 from equimoe.optim.newton_schulz import QUINTIC
-from equimoe.parallel.capabilities import capabilities
 
 HERO_SPEC_COEFFICIENTS = [
     (4.0848, -6.8946, 2.9270),
@@ -57,23 +52,6 @@ def test_every_matrix_of_a_stack_by_itself():
     for i in range(2):
         for j in range(3):
             assert worst(out[i, j], by_singular_values(g[i, j])) <= 5e-6
-
-
-@pytest.mark.parametrize("room", [4 * 5 * 4 - 1, 3 * 4 * 5 * 4, None])
-def test_a_stack_in_groups_gives_the_same_result(room, monkeypatch):
-    """One matrix at a time (they do not fit), three at a time, all six at once."""
-    module = sys.modules["equimoe.optim.newton_schulz"]
-    g = jnp.asarray(random(3, 2, 4, 5))
-    record = dataclasses.replace(capabilities(), matrix_group_bytes=room)
-    monkeypatch.setattr(module, "capabilities", lambda: record)
-    sizes = []
-    real = jax.lax.map
-    monkeypatch.setattr(module.jax.lax, "map", lambda f, xs: (sizes.append(xs.shape[:2]), real(f, xs))[1])
-    out = orthogonalise(g, dtype=jnp.float32)
-    assert sizes == {79: [(6, 1)], 240: [(2, 3)], None: []}[room]
-    for i in range(3):
-        for j in range(2):
-            assert worst(out[i, j], by_singular_values(np.asarray(g[i, j]))) <= 5e-6
 
 
 def test_more_steps_repeat_the_last_coefficients():
