@@ -17,6 +17,7 @@ __all__ = ["ModelConfig", "ShortConvSite"]
 
 ShortConvSite = Literal["k", "v", "attn", "mlp"]
 _SITES = ("k", "v", "attn", "mlp")
+LARGEST_SIZE = 2**24  # far beyond any model; sums over layers or divisors of a larger one would not end
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class ModelConfig:
         # Frozen, so derived defaults go through object.__setattr__; after this line every number is explicit.
         if self.num_key_value_heads == 0:
             object.__setattr__(self, "num_key_value_heads", max(self.local_kv_heads, self.global_kv_heads))
-        if self.initializer_range == 0.0 and self.hidden_size > 0:
+        if self.initializer_range == 0.0 and isinstance(self.hidden_size, int) and 0 < self.hidden_size <= LARGEST_SIZE:
             object.__setattr__(self, "initializer_range", 0.5 / self.hidden_size**0.5)
         object.__setattr__(
             self,
@@ -77,6 +78,13 @@ class ModelConfig:
                     value,
                     f"must be a whole number of at least {minimum}",
                     "set a size",
+                )
+                problems.require(
+                    not is_whole or value <= LARGEST_SIZE,
+                    field.name,
+                    value if not is_whole or value < 10**30 else "a number of more than 30 digits",
+                    f"must be at most {LARGEST_SIZE:,}",
+                    "set a smaller size",
                 )
             if field.type == "bool":
                 problems.require(

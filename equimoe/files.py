@@ -21,6 +21,7 @@ from equimoe.errors import EquimoeError
 __all__ = [
     "aside",
     "cache_folder",
+    "expanded",
     "file_sha256",
     "publish_folder",
     "remove_stale",
@@ -60,6 +61,11 @@ def writing_to_cache() -> Iterator[None]:
             "Free some space, or set EQUIMOE_CACHE to another folder; nothing half-written is left",
             value=str(cache_folder()),
         ) from error
+
+
+def expanded(path: str | Path) -> Path:
+    """`path` with `~` and `~user` replaced; of a user that is not there it stays as written: no file has that name."""
+    return Path(os.path.expanduser(path))
 
 
 def aside(path: Path) -> Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from equimoe.config import ModelConfig
+from equimoe.config import LARGEST_SIZE, ModelConfig
 from equimoe.errors import EquimoeError
 
 __all__ = ["PRESETS", "derive", "preset"]
@@ -37,7 +37,9 @@ def derive(
 
     `window` defaults to half a row. Raises EquimoeError when the width does not hold whole heads.
     """
-    if width < 1 or width % head_dim or width % 2:
+    if not 1 <= head_dim <= LARGEST_SIZE or not 1 <= width <= LARGEST_SIZE:
+        raise EquimoeError("width and head_dim", f"must be in 1 .. {LARGEST_SIZE:,}", "Use 128 as head_dim")
+    if width % head_dim or width % 2:
         nearest = max(head_dim, round(width / head_dim) * head_dim)
         raise EquimoeError("width", f"must be an even multiple of head_dim ({head_dim})", f"Use {nearest}", value=width)
     heads = width // head_dim

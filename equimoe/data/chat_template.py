@@ -23,6 +23,7 @@ from typing import Any
 
 from equimoe.data.tokenizer import TextTokenizer
 from equimoe.errors import EquimoeError, first_line
+from equimoe.files import expanded
 
 __all__ = ["LLAMA3_TEMPLATE", "PLAIN_TEMPLATE", "ChatTemplate", "find_template", "read_template"]
 
@@ -101,7 +102,7 @@ def find_template(folders: Sequence[Path], tokenizer: TextTokenizer, choice: str
     if choice == "plain":
         return read_template(PLAIN_TEMPLATE, tokenizer, folders, stop_strings=_PLAIN_STOPS)
     if choice is not None:
-        return read_template(_text_of(Path(choice).expanduser()), tokenizer, folders)
+        return read_template(_text_of(expanded(choice)), tokenizer, folders)
     for folder in folders:
         if (folder / "chat_template.jinja").is_file():
             return read_template(_text_of(folder / "chat_template.jinja"), tokenizer, folders)

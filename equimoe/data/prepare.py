@@ -163,8 +163,8 @@ def split(scanned: Scan, fraction: float, heldout_bytes: int) -> tuple[np.ndarra
         raise EquimoeError(
             "data.path",
             "must hold at least two different documents, one to hold out",
-            "Cut the text into several files (a text file is one document), or use .jsonl",
-            value=int(hashes.size),
+            "A text file is one document; cut a long one with: split -C 20k -d -a 4 --additional-suffix=.txt FILE part-",
+            value=f"{hashes.size} read, {np.unique(hashes).size} different",
         )
     threshold = np.uint64(min(int(fraction * 2.0**64), 2**64 - 1))
     threshold = min(max(threshold, hashes.min() + np.uint64(1)), hashes.max())  # neither side empty

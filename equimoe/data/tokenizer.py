@@ -218,6 +218,10 @@ def load_tokenizer(path: str | Path, vocabulary: int | None = None) -> TextToken
         here = download_tokenizer(str(path))
     elif os.path.isdir(here):
         here = os.path.join(here, "tokenizer.json")
+    if os.path.exists(here) and not os.path.isfile(here):
+        raise EquimoeError(
+            "data.tokenizer", "must be a regular file, it is a pipe or device", "Save it as a file", value=str(path)
+        )
     try:
         text = Path(here).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
 from equimoe.errors import EquimoeError, first_line
+from equimoe.files import expanded
 from equimoe.hub.config_json import config_from_json, schema_of
 from equimoe.hub.safetensors_files import open_folder, read_json
 from equimoe.hub.source import is_hub_id
@@ -51,7 +52,7 @@ def load(
 
 def local_folder(src: str | Path, revision: str | None = None) -> Path:
     """The folder that `load` reads: a run's or a model's own, or what was fetched of a Hub repository."""
-    folder = Path(src).expanduser()
+    folder = expanded(src)
     if folder.is_dir():
         return folder
     if isinstance(src, str) and is_hub_id(src):

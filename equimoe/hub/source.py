@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from equimoe.errors import EquimoeError
+from equimoe.files import expanded
 from equimoe.recipe.run_folder import find_run
 
 __all__ = ["find_source", "is_hub_id"]
@@ -18,7 +19,7 @@ def find_source(src: str) -> Path | str:
 
     Anything else is taken for a run that is not there: EquimoeError names the nearest one.
     """
-    here = Path(src).expanduser()
+    here = expanded(src)
     try:
         return find_run(src)
     except EquimoeError:
@@ -35,7 +36,7 @@ def find_source(src: str) -> Path | str:
 
 def is_hub_id(src: str) -> bool:
     """Whether `src` reads as org/name and is no path: neither a folder of that name nor one to put it in is here."""
-    folder = Path(src).expanduser()
+    folder = expanded(src)
     return (
         _HUB_ID.fullmatch(src) is not None
         and not folder.exists()

@@ -158,7 +158,7 @@ def conform(value: Any, kind: Any) -> Any:
         if any(value == choice and type(value) is type(choice) for choice in get_args(kind)):
             return value
     elif kind is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 < value < 1e300:
             return float(value)
     elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value

@@ -66,12 +66,13 @@ def recipe_from_json(text: str, name: str = "recipe.json") -> tuple[Recipe, dict
     """The recipe and its provenance; `name` is the file's, for errors. Raises EquimoeError on anything unexpected."""
     try:
         record = json.loads(text, object_pairs_hook=_no_duplicates)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EquimoeError(name, f"must be whole JSON, but: {error}", "Restore the file, or start a new run") from error
     known = {"format", "version", "recipe", "provenance"}
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise EquimoeError(name, f"must be a record of format {FORMAT!r}", "Name the recipe.json of a run folder")
-    if record.get("version") not in range(1, FORMAT_VERSION + 1):
+    written = record.get("version")
+    if isinstance(written, bool) or written not in range(1, FORMAT_VERSION + 1):
         raise EquimoeError(
             name,
             f"must be of format version 1 to {FORMAT_VERSION}, which equimoe {equimoe.__version__} reads",
@@ -83,7 +84,10 @@ def recipe_from_json(text: str, name: str = "recipe.json") -> tuple[Recipe, dict
         raise EquimoeError(
             name, f"must hold exactly {', '.join(sorted(known))}", "Restore the file", value=", ".join(wrong)
         )
-    return record_from_dict(Recipe, record["recipe"], name), record["provenance"]
+    provenance = record["provenance"]
+    if not isinstance(provenance.get("data", {}), dict) or not isinstance(provenance.get("resumed", []), list):
+        raise EquimoeError(name, "provenance must hold data as an object and resumed as a list", "Restore the file")
+    return record_from_dict(Recipe, record["recipe"], name), provenance
 
 
 def read_recipe(run: Path) -> tuple[Recipe, dict[str, Any]]:

@@ -130,16 +130,31 @@ class Mesh:
 
 # What a single value must be: rule, remedy, the check, the fields it is for. None is always allowed where a field is
 # optional.
+_LARGEST = 2**31 - 1  # steps and sequence counters of a step are 32-bit on the device
 _RULES: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
+    (
+        f"must be at most {_LARGEST:,}",
+        "use a smaller number",
+        lambda v: v <= _LARGEST,
+        "schedule.steps schedule.batch_sequences schedule.accumulation evaluation.every_steps checkpoints.every_steps "
+        "checkpoints.permanent_every_steps checkpoints.keep samples.every_steps samples.tokens "
+        "logging.norms_every_steps optimizer.newton_schulz_steps optimizer.quantile_balancing_bins",
+    ),
     (
         "must be at least 1",
         "use a positive number",
         lambda v: v >= 1,
         "schedule.steps schedule.batch_sequences schedule.accumulation evaluation.every_steps checkpoints.every_steps "
         "checkpoints.permanent_every_steps checkpoints.keep samples.every_steps samples.tokens "
-        "logging.norms_every_steps optimizer.newton_schulz_steps optimizer.quantile_balancing_bins "
+        "logging.norms_every_steps optimizer.newton_schulz_steps optimizer.quantile_balancing_bins",
+    ),
+    (
+        "must be at least 1",
+        "use a positive number",
+        lambda v: v >= 1,
         "data.heldout_max_bytes data.max_bytes",
     ),
+    ("must be 0 or above", "0 turns it off", lambda v: v >= 0, "optimizer.z_loss optimizer.gate_router_decay"),
     ("must be in [0, 1)", "the hero uses 0.01", lambda v: 0 <= v < 1, "schedule.warmup_fraction"),
     ("must be in [0, 1]", "the hero uses 0.05", lambda v: 0 <= v <= 1, "schedule.final_fraction"),
     ("must be in (0, 1)", "use 0.02", lambda v: 0 < v < 1, "data.heldout_fraction"),
@@ -201,7 +216,7 @@ class Recipe:
             object.__setattr__(self, "evals", {name: _held_out_set(held) for name, held in self.evals.items()})
         problems = Problems(f"recipe {self.name!r}")
         problems.require(
-            bool(self.name) and "/" not in self.name and self.name not in (".", ".."),
+            bool(self.name) and not set("/\0") & set(self.name) and self.name not in (".", ".."),
             "name",
             self.name,
             "must be a plain folder name",
@@ -218,6 +233,14 @@ class Recipe:
             accumulation,
             f"must divide schedule.batch_sequences ({batch})",
             "use a divisor",
+        )
+        prompts = self.samples.prompts
+        problems.require(
+            self.samples.every_steps is None or bool(prompts),
+            "samples.prompts",
+            prompts,
+            "must hold a prompt where samples.every_steps is set",
+            "name one, or leave samples.every_steps out",
         )
         self._check_evals(problems)
         problems.raise_if_any()

@@ -26,6 +26,7 @@ from typing import Any
 
 from equimoe.config import ModelConfig
 from equimoe.errors import EquimoeError, Problems
+from equimoe.files import expanded
 from equimoe.presets import PRESETS, derive, preset
 from equimoe.recipe import Recipe
 from equimoe.recipe.fields import field_types, leaf_types, named_fields, nearest, parse, record_from_dict, words
@@ -193,7 +194,7 @@ def _find(source: str) -> Path:
         raise EquimoeError(
             "recipe", f"must be a packaged one ({', '.join(packaged)}) or the path of a .py file", remedy, value=source
         )
-    path = Path(source).expanduser()
+    path = expanded(source)
     if not path.is_file() or path.suffix != ".py":
         raise EquimoeError(
             "recipe",
@@ -211,7 +212,7 @@ def _load(path: Path) -> Callable[..., Any]:
     sys.modules[module.__name__] = module  # dataclasses of the file look themselves up there
     try:
         exec(compile(path.read_bytes(), module.__file__, "exec"), module.__dict__)
-    except (Exception, SystemExit) as error:  # whatever a user's file raises is named with its place
+    except (Exception, SystemExit, GeneratorExit) as error:  # whatever a user's file raises is named with its place
         raise _inside(path, error) from error
     function = getattr(module, "recipe", None)
     if not inspect.isfunction(function):
@@ -226,7 +227,7 @@ def _load(path: Path) -> Callable[..., Any]:
 def _call(function: Callable[..., Any], arguments: Mapping[str, Any], path: Path) -> Recipe:
     try:
         recipe = function(**arguments)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, GeneratorExit) as error:
         raise _inside(path, error) from error
     if not isinstance(recipe, Recipe):
         raise EquimoeError(

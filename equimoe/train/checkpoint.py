@@ -135,7 +135,7 @@ def remove_incomplete(folder: Path) -> list[str]:
     """Remove what killed saves left in `folder`, and return the names. Only for the process that holds the run."""
     if not folder.is_dir():
         return []
-    steps = [p for p in folder.iterdir() if p.name.isdigit() and not (p / MARKER).exists()]
+    steps = [p for p in folder.iterdir() if _is_step(p.name) and not (p / MARKER).exists()]
     left = sorted([*folder.glob(f"{ASIDE_PREFIX}*"), *steps])
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
@@ -228,7 +228,7 @@ def restore(checkpoint: Path, like: TrainState, *, without_optimizer: bool = Fal
 
 def _older(checkpoint: Path) -> str:
     """What to do about a checkpoint that is damaged."""
-    number = int(checkpoint.name) if checkpoint.name.isdigit() else 0
+    number = int(checkpoint.name) if _is_step(checkpoint.name) else 0
     older = [step for step in committed_steps(checkpoint.parent) if step < number]
     if older:
         return f"Remove {checkpoint} to continue from {checkpoint.parent / str(older[-1])}"
@@ -281,7 +281,7 @@ def read_position(checkpoint: Path) -> dict:
         known = position["format"] == FORMAT and position["version"] == FORMAT_VERSION
         step, sequences = int(position["step"]), int(position["sequences"])
         trajectory = dict(position.get("trajectory", {}))  # checkpoints of equimoe 0.1 before accumulation have none
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise EquimoeError(
             "checkpoint", f"has no readable {POSITION} ({error})", _older(checkpoint), value=str(checkpoint)
         ) from None
@@ -295,11 +295,16 @@ def read_position(checkpoint: Path) -> dict:
     return {"step": step, "sequences": sequences, "trajectory": trajectory}
 
 
+def _is_step(name: str) -> bool:
+    """Whether a folder is named like a checkpoint: `str.isdigit` alone also takes a superscript."""
+    return name.isascii() and name.isdigit() and len(name) < 20
+
+
 def committed_steps(folder: Path) -> list[int]:
     """Steps with a complete checkpoint, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit() and (p / MARKER).exists())
+    return sorted(int(p.name) for p in folder.iterdir() if _is_step(p.name) and (p / MARKER).exists())
 
 
 def newest_checkpoint(run: Path) -> Path:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from equimoe.data.prepare import Prepared, prepare
 from equimoe.data.rows import Batch, Rows, heldout_batches
 from equimoe.data.source import absolute
 from equimoe.data.store import TokenStore
+from equimoe.data.tokenizer import TextTokenizer
 from equimoe.errors import EquimoeError
 from equimoe.evaluate import make_scorer
 from equimoe.files import write_file
@@ -76,11 +77,12 @@ def train_recipe(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None
                 f"Continue it with `equimoe resume {run}`",
                 value=str(run),
             )
-        prepared = prepare(recipe.data, recipe.model.vocab_size, print)
+        data = _prepare_data(recipe)
+        prepared = data.prepared
         kept = {**(provenance or new_provenance("python")), "data": _data_identity(prepared)}
         write_file(run / "recipe.json", [recipe_to_json(recipe, kept).encode()])
         rewind(run, 0)  # lines of an attempt that never reached a checkpoint
-        session = _Session(recipe, run, prepared, mesh, make_optimizer(recipe), interrupt)
+        session = _Session(recipe, run, data, mesh, make_optimizer(recipe), interrupt)
         session.go(session.fresh_state(), "started")
 
 
@@ -92,7 +94,7 @@ def resume_run(run: Path, overrides: Sequence[str] = ()) -> None:
     checkpoint is damaged.
     """
     before, provenance = read_recipe(run)
-    recipe = changed(before, overrides)
+    recipe = absolute(changed(before, overrides)) if overrides else before
     refuse_changes(before, recipe)
     with Interrupt() as interrupt, held(run):
         steps = checkpoint.committed_steps(run / "checkpoints")
@@ -108,9 +110,9 @@ def resume_run(run: Path, overrides: Sequence[str] = ()) -> None:
             return
         enable_compile_cache()
         mesh = _mesh_that_fits(recipe)
-        prepared = prepare(recipe.data, recipe.model.vocab_size, print)
-        _check_same_data(provenance.get("data", {}), prepared, run)
-        session = _Session(recipe, run, prepared, mesh, make_optimizer(recipe), interrupt)
+        data = _prepare_data(recipe)
+        _check_same_data(provenance.get("data", {}), data.prepared, run)
+        session = _Session(recipe, run, data, mesh, make_optimizer(recipe), interrupt)
         if newest is None:
             state = session.fresh_state()
         else:
@@ -184,17 +186,36 @@ def _check_same_data(before: dict[str, str], prepared: Prepared, run: Path) -> N
         )
 
 
+@dataclass(frozen=True)
+class _RunData:
+    """All that a run reads, checked before anything of it is written."""
+
+    prepared: Prepared
+    tokenizer: TextTokenizer
+    rows: Rows
+    sets: dict[str, TokenStore]
+
+
+def _prepare_data(recipe: Recipe) -> _RunData:
+    """The training rows, and the held-out sets by name; refuses what is too short, unreadable or not there."""
+    vocabulary = recipe.model.vocab_size
+    prepared = prepare(recipe.data, vocabulary, print)
+    tokenizer = prepared.tokenizer()
+    named = prepare_evals(recipe.evals, tokenizer, vocabulary, print, training=prepared) if recipe.evals else {}
+    rows = Rows(prepared.train, recipe.model.max_position_embeddings, recipe.seed)
+    return _RunData(prepared, tokenizer, rows, {HELDOUT: prepared.heldout, **named})
+
+
 @dataclass
 class _Session:
     """One process's work on one run, from a state to the end of the schedule."""
 
     recipe: Recipe
     run: Path
-    prepared: Prepared
+    data: _RunData
     mesh: Mesh
     optimizer: optax.GradientTransformation
     interrupt: Interrupt
-    sets: dict[str, TokenStore] = field(default_factory=dict)
 
     def fresh_state(self) -> TrainState:
         """The state before the first step."""
@@ -216,6 +237,8 @@ class _Session:
         try:
             # Ctrl-C is ours before the bar hides the cursor.
             with self.interrupt.deferred(self.display.say), self.display:
+                if start:
+                    self.display.say(f"going on from step {start}")
                 if start < recipe.schedule.steps:
                     self.display.say("compiling the step; then a line every 10 seconds")
                 self._make_up(state, start)
@@ -229,9 +252,8 @@ class _Session:
     def _prepare(self, state: TrainState) -> None:
         """Everything that the loop reads: rows, held-out sets, compiled functions, log, display, clock."""
         recipe = self.recipe
-        self.rows = Rows(self.prepared.train, recipe.model.max_position_embeddings, recipe.seed)
-        self.tokenizer = self.prepared.tokenizer()
-        self.sets = {HELDOUT: self.prepared.heldout, **self._named_sets()}
+        self.prepared, self.tokenizer = self.data.prepared, self.data.tokenizer
+        self.rows, self.sets = self.data.rows, self.data.sets
         self.step = make_step(
             self.optimizer,
             z_loss=recipe.optimizer.z_loss,
@@ -257,13 +279,6 @@ class _Session:
                 f"data: only {self.prepared.heldout.token_count:,} held-out tokens: their loss says little"
             )
         self.display.say(f"peak for MFU: {peak / 1e9:,.0f} GFLOP/s ({source})")
-
-    def _named_sets(self) -> dict[str, TokenStore]:
-        """The held-out sets of `evals`."""
-        if not self.recipe.evals:
-            return {}
-        vocabulary = self.recipe.model.vocab_size
-        return prepare_evals(self.recipe.evals, self.tokenizer, vocabulary, print, training=self.prepared)
 
     def _steps(self, state: TrainState, start: int) -> None:
         """The loop. A step's metrics are fetched while the next one runs; before a save they are on disk."""
@@ -340,6 +355,7 @@ class _Session:
             return True
         model, stop = with_pending_bias(state.model, state.betas), lambda: self.interrupt.requested
         begin = time.perf_counter()
+        self.display.say(f"step {step}  looking at it: {', '.join([*sets, *['samples'] * samples])}")
         if sets:
             schedule = self.recipe.schedule
             if not score_sets(
@@ -361,6 +377,7 @@ class _Session:
             if not write_samples(self.run, self.recipe, model, self.tokenizer, step, stop=stop):
                 return False
             self.log.write("timing", {"step": step, "samples_seconds": time.perf_counter() - begin})
+            self.display.say(f"step {step}  samples are in {self.run / 'samples' / f'{step}.jsonl'}")
         return True
 
     def _finish(self, steps: int) -> None:

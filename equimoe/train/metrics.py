@@ -172,8 +172,20 @@ def _step_of(line: str) -> int | None:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """All whole lines of a JSON-lines file."""
+    """All whole lines of a JSON-lines file; EquimoeError names one that is no JSON object."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    found = []
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        if not line.endswith(b"\n"):
+            continue
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            entry = None
+        if not isinstance(entry, dict):
+            raise EquimoeError(
+                f"{path}:{number}", "every line must be a JSON object", "Restore the line, or remove it from the file"
+            )
+        found.append(entry)
+    return found

@@ -151,7 +151,7 @@ def test_one_document_cannot_be_split(tmp_path):
     (tmp_path / "a.txt").write_text("one")
     with pytest.raises(
         EquimoeError,
-        match=r"data\.path \(1\): must hold at least two different documents, one to hold out\. Cut the text",
+        match=r"data\.path \('1 read, 1 different'\): must hold at least two different documents, one to hold out\.",
     ):
         prepare(Data(path=str(tmp_path / "a.txt")), 300)
 

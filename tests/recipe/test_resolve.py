@@ -276,3 +276,30 @@ def test_resolve_model_takes_the_recipe_before_the_preset(write):
 
 def test_a_recipe_is_a_recipe():
     assert isinstance(resolve("hero", ["racks=1"]).recipe, Recipe)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.num_hidden_layers=1" + "0" * 19], "must be at most 16,777,216"),
+        (["model.hidden_size=1" + "0" * 400], "a number of more than 30 digits"),
+        (["schedule.steps=1" + "0" * 400], "must be at most 2,147,483,647"),
+        (["optimizer.z_loss=-1"], "optimizer.z_loss (-1.0): must be 0 or above"),
+        (["optimizer.gate_router_decay=-1"], "must be 0 or above"),
+        (["samples.every_steps=2", "samples.prompts="], "must hold a prompt where samples.every_steps is set"),
+    ],
+)
+def test_numbers_beyond_any_use_are_refused_and_not_computed_with(overrides, message):
+    with pytest.raises(EquimoeError) as refused:
+        resolve("tiny", overrides)
+    assert message in str(refused.value)
+
+
+def test_a_home_that_is_not_there_is_a_file_that_is_not_there():
+    assert "must be an existing .py file" in refusal("~nouser-of-equimoe/r.py")
+
+
+@pytest.mark.parametrize("arguments", [["head_dim=0"], ["head_dim=1" + "0" * 30]])
+def test_derived_sizes_are_bounded(arguments):
+    with pytest.raises(EquimoeError, match="width and head_dim: must be in 1 .. 16,777,216"):
+        resolve_model("width=768", arguments)
