@@ -163,7 +163,7 @@ def split(scanned: Scan, fraction: float, heldout_bytes: int) -> tuple[np.ndarra
         raise EquimoeError(
             "data.path",
             "must hold at least two different documents, one to hold out",
-            "A text file is one document; cut a long one with: split -C 20k -d -a 4 --additional-suffix=.txt FILE part-",
+            "A text file is one document; cut a long one: split -C 20k -d -a 4 --additional-suffix=.txt FILE part-",
             value=f"{hashes.size} read, {np.unique(hashes).size} different",
         )
     threshold = np.uint64(min(int(fraction * 2.0**64), 2**64 - 1))
