@@ -11,6 +11,7 @@ import math
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
@@ -158,8 +159,10 @@ def conform(value: Any, kind: Any) -> Any:
         if any(value == choice and type(value) is type(choice) for choice in get_args(kind)):
             return value
     elif kind is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 < value < 1e300:
-            return float(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            with suppress(OverflowError):  # a whole number that no float holds
+                if math.isfinite(value):
+                    return float(value)
     elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
     raise ValueError(f"must be {words(kind)}")
