@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from equimoe.cli import completion
+from equimoe.cli.arguments import AsJson, Recipe
 
 __all__ = ["commands"]
 
@@ -30,14 +30,7 @@ def group() -> None:
 
 @data.command()
 def show(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE",
-            help="A packaged recipe's name, or the path of a .py file.",
-            autocompletion=completion.recipes,
-        ),
-    ],
+    recipe: Recipe,
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="[N] [NAME=VALUE]...", help="How many rows (1); changes, as for `train`."),
@@ -46,7 +39,7 @@ def show(
         list[str] | None, typer.Option("--data", metavar="PATHS", help="Short for data.path=PATHS, as for `train`.")
     ] = None,
     row: Annotated[int, typer.Option(min=0, help="The first row to show; the run reads rows in this order.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print what a run would read: sources, splits, tokenizer, evals, and rows with their documents marked.
 

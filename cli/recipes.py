@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from equimoe.cli import completion
+from equimoe.cli.arguments import AsJson, Overrides, Recipe
 
 __all__ = ["commands"]
 
@@ -17,18 +17,6 @@ PANEL = "Recipes"
 commands = typer.Typer()
 packaged = typer.Typer(invoke_without_command=True)
 commands.add_typer(packaged, name="recipes", rich_help_panel=PANEL)
-
-Recipe = Annotated[
-    str,
-    typer.Argument(
-        metavar="RECIPE", help="A packaged recipe's name, or the path of a .py file.", autocompletion=completion.recipes
-    ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="NAME=VALUE", help="Changes: an argument of the recipe, or a dotted field path."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the facts as one JSON object.")]
 
 
 @packaged.callback()

@@ -6,29 +6,16 @@ from typing import Annotated
 
 import typer
 
-from equimoe.cli import completion
+from equimoe.cli.arguments import Overrides, Recipe, Run, Source
 
 __all__ = ["commands"]
 
 PANEL = "Train"
 commands = typer.Typer()
 
-Recipe = Annotated[
-    str,
-    typer.Argument(
-        metavar="RECIPE", help="A packaged recipe's name, or the path of a .py file.", autocompletion=completion.recipes
-    ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="NAME=VALUE", help="Changes: an argument of the recipe, or a dotted field path."),
-]
 Changes = Annotated[
     list[str] | None,
     typer.Argument(metavar="NAME=VALUE", help="Changes of cadence or devices, as dotted field paths."),
-]
-Run = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's name (runs/NAME), or its folder.", autocompletion=completion.runs)
 ]
 
 
@@ -88,14 +75,6 @@ def resume(run: Run, overrides: Changes = None) -> None:
     loop.resume_run(folder, overrides or ())
 
 
-Source = Annotated[
-    str,
-    typer.Argument(
-        metavar="SRC",
-        help="A run's name or folder, a folder with safetensors, or a Hub id.",
-        autocompletion=completion.runs,
-    ),
-]
 Tokens = Annotated[int, typer.Option(min=1, help="Tokens to write at most.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")]
 TopK = Annotated[int | None, typer.Option(min=1, help="Draw among the K likeliest tokens only.", show_default="all")]

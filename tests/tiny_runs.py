@@ -163,36 +163,6 @@ def start(*arguments: str, tiny: Tiny, first: str = "") -> subprocess.Popen:
     )
 
 
-def stand_in_for_evals() -> None:
-    """The module that prepares named held-out sets, where it does not exist yet: all documents, in order."""
-    import importlib.util
-    import types
-
-    if "equimoe.data.evals" in sys.modules or importlib.util.find_spec("equimoe.data.evals") is not None:
-        return
-
-    def prepare_evals(evals, tokenizer, vocabulary, log):
-        from equimoe.data.source import documents
-        from equimoe.data.store import StoreWriter
-        from equimoe.files import aside, cache_folder
-        from equimoe.recipe import Data
-
-        stores = {}
-        for name, entry in evals.items():
-            texts = list(documents(Data(path=entry.path)))
-            folder = aside(cache_folder() / name)
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with StoreWriter(folder, vocabulary, tokenizer.sha256) as writer:
-                for text, ids in zip(texts, tokenizer.encode_documents(texts), strict=True):
-                    writer.add(ids, len(text.encode()))
-                stores[name] = writer.finish()
-        return stores
-
-    module = types.ModuleType("equimoe.data.evals")
-    module.prepare_evals = prepare_evals
-    sys.modules["equimoe.data.evals"] = module
-
-
 def kill_myself() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 

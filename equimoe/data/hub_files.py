@@ -27,6 +27,7 @@ __all__ = [
     "list_files",
     "open_remote",
     "pinned_tokenizer",
+    "reads_as_hub_id",
 ]
 
 HUB = "hf://"
@@ -182,8 +183,13 @@ def is_hub_tokenizer(name: str) -> bool:
     """Whether `data.tokenizer` names the Hub: hf://..., or org/name where no such path is, nor the folder for it."""
     if name.startswith(HUB):
         return True
+    return reads_as_hub_id(name) and not name.endswith(".json")
+
+
+def reads_as_hub_id(name: str) -> bool:
+    """Whether `name` is of the form org/name and no path: neither it nor the folder to put it in is here."""
     here = os.path.expanduser(name)
-    is_id = re.fullmatch(f"{_NAME}/{_NAME}", name) is not None and not name.endswith(".json")
+    is_id = re.fullmatch(f"{_NAME}/{_NAME}", name) is not None
     return is_id and not os.path.lexists(here) and not os.path.isdir(os.path.dirname(here))
 
 

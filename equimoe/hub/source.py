@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
+from equimoe.data.hub_files import reads_as_hub_id
 from equimoe.errors import EquimoeError
 from equimoe.files import expanded
 from equimoe.recipe.run_folder import find_run
 
 __all__ = ["find_source", "is_hub_id"]
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def find_source(src: str) -> Path | str:
@@ -35,11 +33,5 @@ def find_source(src: str) -> Path | str:
 
 
 def is_hub_id(src: str) -> bool:
-    """Whether `src` reads as org/name and is no path: neither a folder of that name nor one to put it in is here."""
-    folder = expanded(src)
-    return (
-        _HUB_ID.fullmatch(src) is not None
-        and not folder.exists()
-        and not folder.parent.is_dir()
-        and folder.parts[0] != "runs"
-    )
+    """Whether `src` reads as org/name and is no path; `runs/name` is a run that is not there."""
+    return reads_as_hub_id(src) and src.split("/")[0] != "runs"

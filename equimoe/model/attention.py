@@ -24,7 +24,16 @@ from equimoe.model.rotary import rotate
 from equimoe.model.short_conv import short_conv
 from equimoe.parallel.capabilities import capabilities
 
-__all__ = ["ATTENDED", "Attention", "attend", "attend_either", "exclude_self"]
+__all__ = [
+    "ATTENDED",
+    "Attention",
+    "attend",
+    "attend_either",
+    "exclude_self",
+    "heads_in_use",
+    "query_multiplier",
+    "window_of",
+]
 
 ATTENDED = "attended"  # name of what a rematerialised layer may keep: the core's output and its log-sum-exp
 
@@ -89,29 +98,37 @@ def attend(
     """The attention core of one kind of layer: steps 2 to 6 of hero_spec section 2."""
     core = fused_attention if _fused(q) else blocked_attention
     q, k, v = _ready(q, k, v, config, globally)
-    return exclude_self(core(q, k, v, segment_ids, window=_window(config, globally)), v)
+    return exclude_self(core(q, k, v, segment_ids, window=window_of(config, globally)), v)
 
 
-def _window(config: ModelConfig, globally: bool) -> int | None:
+def window_of(config: ModelConfig, globally: bool) -> int | None:
+    """Keys that a query of this kind of layer may look back over, itself included; None: all."""
     return None if globally else config.sliding_window
 
 
-def _ready(q: Array, k: Array, v: Array, config: ModelConfig, globally: bool) -> tuple[Array, Array, Array]:
-    """q and k normalised, turned on local layers, and scaled; k and v of the heads in use.
+def heads_in_use(config: ModelConfig, globally: bool) -> int:
+    """Stored key/value heads that this kind of layer uses: the first so many.
 
-    A layer that uses G < M heads reads the first G stored ones. Repeating each to fill the M slots, as the
-    specification puts it, and giving each N / G query heads in order are the same assignment.
+    Repeating each to fill the M slots, as the specification puts it, and giving each N / G query heads in order are the
+    same assignment.
     """
-    used = config.global_kv_heads if globally else config.local_kv_heads
+    return config.global_kv_heads if globally else config.local_kv_heads
+
+
+def query_multiplier(config: ModelConfig, globally: bool) -> float:
+    """What normalised queries are multiplied by, beside 1 / sqrt(H)."""
+    return config.qk_mult * (config.qk_mult_long_scale if globally else 1.0)
+
+
+def _ready(q: Array, k: Array, v: Array, config: ModelConfig, globally: bool) -> tuple[Array, Array, Array]:
+    """q and k normalised, turned on local layers, and scaled; k and v of the heads in use."""
+    used = heads_in_use(config, globally)
     k, v = k[:, :, :used], v[:, :, :used]
     q, k = unit_rms(q, QK_EPS), unit_rms(k, QK_EPS)
-    scale = config.qk_mult
-    if globally:
-        scale *= config.qk_mult_long_scale
-    else:
+    if not globally:
         positions = jnp.arange(q.shape[1], dtype=jnp.int32)
         q, k = (rotate(part, positions, config.rope_theta, adjacent_pairs=config.rope_fused) for part in (q, k))
-    return q * jnp.asarray(scale, q.dtype), k, v
+    return q * jnp.asarray(query_multiplier(config, globally), q.dtype), k, v
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -125,20 +142,17 @@ def _either_forward(config, q, k, v, segment_ids, is_global):
     def core(globally):
         def of(q, k, v):
             q, k, v = _ready(q, k, v, config, globally)
-            return attend_forward(q, k, v, segment_ids, window=_window(config, globally))
+            return attend_forward(q, k, v, segment_ids, window=window_of(config, globally))
 
         return of
 
     out, log_total = jax.lax.cond(is_global, core(True), core(False), q, k, v)
     out, log_total = checkpoint_name(out, ATTENDED), checkpoint_name(log_total, ATTENDED)
-    used = {True: config.global_kv_heads, False: config.local_kv_heads}
-    y = jax.lax.cond(
-        is_global,
-        lambda out, v: exclude_self(out, v[:, :, : used[True]]),
-        lambda out, v: exclude_self(out, v[:, :, : used[False]]),
-        out,
-        v,
-    )
+
+    def without_own(globally):
+        return lambda out, v: exclude_self(out, v[:, :, : heads_in_use(config, globally)])
+
+    y = jax.lax.cond(is_global, without_own(True), without_own(False), out, v)
     return y, (q, k, v, segment_ids, is_global, out, log_total)
 
 
@@ -151,7 +165,7 @@ def _either_backward(config, saved, d_y):
             _, pull_own = jax.vjp(exclude_self, out, ready[2])
             d_out, d_own = pull_own(d_y)
             d_q, d_k, d_v = attend_backward(
-                *ready, segment_ids, out, log_total, d_out, window=_window(config, globally)
+                *ready, segment_ids, out, log_total, d_out, window=window_of(config, globally)
             )
             return pull((d_q, d_k, d_v + d_own))
 

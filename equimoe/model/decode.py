@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from equimoe.config import ModelConfig
-from equimoe.model.attention import Attention, exclude_self
+from equimoe.model.attention import Attention, exclude_self, heads_in_use, query_multiplier, window_of
 from equimoe.model.cache import Cache, KeysValues, Taps, continued_conv, remember
 from equimoe.model.experts import Experts
 from equimoe.model.linear import linear
@@ -106,20 +106,17 @@ def _attend(
 ) -> tuple[Float[Array, "B S N H"], Float[Array, "B S M H"]]:
     """The core of one kind of layer over cached and new keys, and the new keys as they are to be kept."""
     batch, new, heads, width = q.shape
-    used = config.global_kv_heads if globally else config.local_kv_heads
+    used = heads_in_use(config, globally)
     kind = cache.globally if globally else cache.local
     positions = cache.length[:, None] + jnp.arange(new, dtype=jnp.int32)[None, :]
     q, k = unit_rms(q, QK_EPS), unit_rms(k, QK_EPS)
-    scale = config.qk_mult
-    if globally:
-        scale *= config.qk_mult_long_scale
-    else:
+    if not globally:
         q, k = (_rotate_each(part, positions, config) for part in (q, k))
-    q = q * jnp.asarray(scale, q.dtype) * jnp.asarray(width**-0.5, q.dtype)
+    q = q * jnp.asarray(query_multiplier(config, globally), q.dtype) * jnp.asarray(width**-0.5, q.dtype)
     q = q.reshape(batch, new, used, heads // used, width)
     old_k, old_v = kind.layer(number)
     scores = [_scores(q, old_k), _scores(q, k[:, :, :used])]
-    seen = jnp.concatenate(_visible(kind, cache.length, positions, None if globally else config.sliding_window), -1)
+    seen = jnp.concatenate(_visible(kind, cache.length, positions, window_of(config, globally)), -1)
     scores = jnp.where(seen[:, None, None], jnp.concatenate(scores, axis=-1), _MASKED)
     p = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     slots = old_k.shape[1]

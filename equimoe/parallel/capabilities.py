@@ -40,8 +40,8 @@ class Capabilities:
 
 TOKAMAX = "0.0.12"  # the version whose private names `model.fused_attention` uses, and that it was checked with
 TOKAMAX_JAX = "0.10."  # JAX 0.11.2 and 0.12.0.1 lack an argument of Pallas that this tokamax's kernels pass (seen)
-_LEAST_EVEN_ROWS = 16
-_EVEN_ROOM = 1.25
+_LEAST_EVEN_ROWS = 16  # mean rows of an expert from which all run as one batched matmul (`even_expert_rows`)
+_EVEN_ROOM = 1.25  # slots of an expert there, over its mean rows
 _LOG = logging.getLogger("equimoe")
 
 # Dense bfloat16 peaks from the vendor's data sheets, FLOP/s (without sparsity).

@@ -5,9 +5,8 @@
 
 Memory counts what is certain and lasts through a step: weights, gradients and optimizer state in float32, and the
 residual stream that per-layer rematerialisation keeps (of one micro-batch, whose gradients are then added to a second
-copy of them). It leaves out transport buffers, gathered weights and
-temporaries, so it is a lower bound: what it refuses cannot run, what it lets pass may still not fit.
-Plain Python, no JAX.
+copy of them). It leaves out transport buffers, gathered weights and temporaries, so it is a lower bound: what it
+refuses cannot run, what it lets pass may still not fit (`plan.working_set` estimates them). Plain Python, no JAX.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from equimoe.counting import Counts, counts, training_flops_per_token
 from equimoe.errors import Problems
 from equimoe.optim.rates import Rates, rates_from_budget, warmup_then_linear, warmup_updates
 from equimoe.parallel.layout import TOKEN_AXES, mesh_shape, size_per_device
-from equimoe.plan.working_set import fits_line, working_set
+from equimoe.plan.working_set import DTYPE_BYTES, FLOAT32_BYTES, GIB, fits_line, working_set
 from equimoe.recipe import Mesh, Recipe
 from equimoe.recipe.fields import leaves
 from equimoe.weights import Weight, describe
@@ -44,8 +43,6 @@ __all__ = [
     "run_rates",
 ]
 
-FLOAT32_BYTES = 4
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 # float32 numbers that the optimizer keeps for each weight: momentum; two moments; the betas of the last step.
 STATE_PER_WEIGHT = {"muonh": 1, "adamh": 2, "adam": 2, "router_bias": 1}
 GROUP_LABELS = {
@@ -56,7 +53,6 @@ GROUP_LABELS = {
     "other_adam": "other weights, Adam",
     "router_bias": "router bias, set by balancing",
 }
-GIB = 2**30
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from equimoe.config import ModelConfig
 from equimoe.recipe import Recipe
 from equimoe.weights import describe
 
-__all__ = ["GPU_80GB_BYTES", "fits_line", "working_set"]
+__all__ = ["DTYPE_BYTES", "FLOAT32_BYTES", "GIB", "GPU_80GB_BYTES", "fits_line", "working_set"]
 
 GIB = 2**30
-FLOAT32 = 4
+FLOAT32_BYTES = 4
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 NEWTON_SCHULZ_ARRAYS = 4  # X, the two Gram products and the new X
 LOGIT_ARRAYS = 3  # logits of a block, their exponentials, their gradient
 VOCABULARY_BLOCK = 2048  # model.loss.DEFAULT_BLOCK; the two are held together by a test
@@ -26,26 +27,20 @@ GPU_80GB_BYTES = 80 * 10**9  # A100 80 GB, H100
 
 def working_set(recipe: Recipe, tokens: int, share: float, compute_bytes: int) -> dict[str, int]:
     """Bytes by term, for a micro-batch of `tokens` on a device that holds `share` of the state."""
-    model = recipe.model
-    matrices = [w for w in describe(model).values() if w.group == "muonh"]
-    total = sum(w.size for w in describe(model).values())
+    model, table = recipe.model, describe(recipe.model).values()
+    largest = max(weight.size for weight in table if weight.group == "muonh")
+    newton_schulz_bytes = DTYPE_BYTES.get(recipe.optimizer.newton_schulz_dtype, compute_bytes)  # auto: as the rest
     terms = {
         "one layer computed again, and its gradients": 2 * tokens * _layer_bytes(model, compute_bytes),
-        "a block of logits": LOGIT_ARRAYS * tokens * min(VOCABULARY_BLOCK, model.vocab_size) * FLOAT32,
-        "updates of all weights": math.ceil(share * total * FLOAT32),
-        "Newton-Schulz of the largest stack": math.ceil(
-            share * NEWTON_SCHULZ_ARRAYS * max(w.size for w in matrices) * _newton_schulz_bytes(recipe, compute_bytes)
-        ),
+        "a block of logits": LOGIT_ARRAYS * tokens * min(VOCABULARY_BLOCK, model.vocab_size) * FLOAT32_BYTES,
+        "updates of all weights": math.ceil(share * sum(weight.size for weight in table) * FLOAT32_BYTES),
+        "Newton-Schulz of the largest stack": math.ceil(share * NEWTON_SCHULZ_ARRAYS * largest * newton_schulz_bytes),
     }
     if recipe.schedule.accumulation > 1:
         bins = recipe.optimizer.quantile_balancing_bins
         # Counts and their old grid, integers, per layer.
         terms["pooled histograms of quantile balancing"] = 2 * model.num_hidden_layers * model.num_experts * bins * 4
     return terms
-
-
-def _newton_schulz_bytes(recipe: Recipe, compute_bytes: int) -> int:
-    return {"float32": 4, "bfloat16": 2}.get(recipe.optimizer.newton_schulz_dtype, compute_bytes)
 
 
 def _layer_bytes(model: ModelConfig, compute_bytes: int) -> int:
@@ -61,7 +56,7 @@ def _layer_bytes(model: ModelConfig, compute_bytes: int) -> int:
         + 3 * shared
     )  # fmt: skip
     in_float32 = 2 * 2 * hidden + 3 * model.num_experts  # statistics of the norms; logits, biased, margins
-    return numbers * compute_bytes + in_float32 * FLOAT32
+    return numbers * compute_bytes + in_float32 * FLOAT32_BYTES
 
 
 def fits_line(lasting: int, working: int) -> str:

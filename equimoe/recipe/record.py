@@ -128,31 +128,21 @@ class Mesh:
     model: int = 1
 
 
+_LARGEST = 2**31 - 1  # steps and sequence counters of a step are 32-bit on the device
+_COUNTS = (
+    "schedule.steps schedule.batch_sequences schedule.accumulation evaluation.every_steps checkpoints.every_steps "
+    "checkpoints.permanent_every_steps checkpoints.keep samples.every_steps samples.tokens "
+    "logging.norms_every_steps optimizer.newton_schulz_steps optimizer.quantile_balancing_bins"
+)
 # What a single value must be: rule, remedy, the check, the fields it is for. None is always allowed where a field is
 # optional.
-_LARGEST = 2**31 - 1  # steps and sequence counters of a step are 32-bit on the device
 _RULES: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
-    (
-        f"must be at most {_LARGEST:,}",
-        "use a smaller number",
-        lambda v: v <= _LARGEST,
-        "schedule.steps schedule.batch_sequences schedule.accumulation evaluation.every_steps checkpoints.every_steps "
-        "checkpoints.permanent_every_steps checkpoints.keep samples.every_steps samples.tokens "
-        "logging.norms_every_steps optimizer.newton_schulz_steps optimizer.quantile_balancing_bins",
-    ),
+    (f"must be at most {_LARGEST:,}", "use a smaller number", lambda v: v <= _LARGEST, _COUNTS),
     (
         "must be at least 1",
         "use a positive number",
         lambda v: v >= 1,
-        "schedule.steps schedule.batch_sequences schedule.accumulation evaluation.every_steps checkpoints.every_steps "
-        "checkpoints.permanent_every_steps checkpoints.keep samples.every_steps samples.tokens "
-        "logging.norms_every_steps optimizer.newton_schulz_steps optimizer.quantile_balancing_bins",
-    ),
-    (
-        "must be at least 1",
-        "use a positive number",
-        lambda v: v >= 1,
-        "data.heldout_max_bytes data.max_bytes",
+        f"{_COUNTS} data.heldout_max_bytes data.max_bytes",
     ),
     ("must be 0 or above", "0 turns it off", lambda v: v >= 0, "optimizer.z_loss optimizer.gate_router_decay"),
     ("must be in [0, 1)", "the hero uses 0.01", lambda v: 0 <= v < 1, "schedule.warmup_fraction"),

@@ -20,7 +20,7 @@ COMMITTED = "checkpoints/[0-9]*/COMMITTED"  # the marker of a complete checkpoin
 
 
 def known_runs() -> list[str]:
-    """Names of the runs under `runs/`, for the shell's completion."""
+    """Names of the runs under `runs/`, sorted."""
     return sorted(path.parent.name for path in RUNS.glob(f"*/{RECIPE}"))
 
 
@@ -52,7 +52,7 @@ def find_run(name_or_path: str) -> Path:
     here = _expanded(name_or_path)
     run = next((path for path in (_path(name_or_path), here) if (path / RECIPE).is_file()), None)
     if run is None:
-        known = sorted(str(path.parent) for path in RUNS.glob(f"*/{RECIPE}"))
+        known = [str(RUNS / name) for name in known_runs()]
         close = nearest(str(_path(name_or_path)), known)
         remedy = (
             f"Did you mean {close}?"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from equimoe.errors import EquimoeError, Problems
-from equimoe.recipe.fields import leaf_types
+from equimoe.recipe.fields import leaves
 from equimoe.recipe.record import Recipe
 
 __all__ = ["refuse_changes", "refuse_edited", "trajectory"]
@@ -58,12 +58,5 @@ def refuse_edited(kept: Mapping[str, Any], recipe: Recipe, where: str) -> None:
 
 
 def _fixed(recipe: Recipe) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for path in leaf_types(Recipe):
-        if path.split(".")[0] in FREE_GROUPS:
-            continue
-        value: Any = recipe
-        for name in path.split("."):
-            value = getattr(value, name)
-        found[path] = value
+    found = {path: value for path, value in leaves(recipe) if path.split(".")[0] not in FREE_GROUPS}
     return json.loads(json.dumps(found))  # tuples as lists, as they come back from a checkpoint

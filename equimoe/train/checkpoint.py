@@ -38,30 +38,10 @@ __all__ = [
     "remove_incomplete",
     "remove_old",
     "restore",
-    "save",
 ]
 
 FORMAT, FORMAT_VERSION = "equimoe-checkpoint", 1
 STATE, POSITION, TOKENIZER, MARKER = "state", "position.json", "tokenizer.json", "COMMITTED"
-
-
-def save(
-    folder: Path,
-    state: TrainState,
-    *,
-    sequences: int,
-    tokenizer: bytes,
-    keep: int,
-    permanent_every: int | None = None,
-    trajectory: Mapping[str, Any] | None = None,
-) -> Path:
-    """Write `folder/<step>`, commit it, and only then remove what is no longer kept. Returns its path.
-
-    Raises EquimoeError when the disk refuses; older checkpoints are then untouched.
-    """
-    path = begin(folder, state, sequences=sequences, tokenizer=tokenizer, trajectory=trajectory)()
-    remove_old(folder, keep=keep, permanent_every=permanent_every)
-    return path
 
 
 def begin(

@@ -252,8 +252,6 @@ class _Session:
     def _prepare(self, state: TrainState) -> None:
         """Everything that the loop reads: rows, held-out sets, compiled functions, log, display, clock."""
         recipe = self.recipe
-        self.prepared, self.tokenizer = self.data.prepared, self.data.tokenizer
-        self.rows, self.sets = self.data.rows, self.data.sets
         self.step = make_step(
             self.optimizer,
             z_loss=recipe.optimizer.z_loss,
@@ -264,19 +262,19 @@ class _Session:
         )
         self.scorer = make_scorer(recipe.compute_dtype)
         self.log = RunLog(self.run)
-        self.saver = Saver(self.run, recipe, self.prepared.tokenizer_path.read_bytes(), self.log)
+        self.saver = Saver(self.run, recipe, self.data.prepared.tokenizer_path.read_bytes(), self.log)
         self.display = Display(recipe.schedule.steps, int(state.step))
         self.sharding = row_sharding(self.mesh)
         self.rates = rate_schedules(recipe)
         peak, source = peak_flops(recipe.compute_dtype)
         self.clock = StepClock(recipe, peak)
-        epochs = recipe.schedule.steps * recipe.schedule.batch_sequences / self.rows.rows_per_epoch
+        epochs = recipe.schedule.steps * recipe.schedule.batch_sequences / self.data.rows.rows_per_epoch
         self.display.say(
             f"data: {recipe.total_tokens:,} tokens to train on = {epochs:.2f} epochs of the training split"
         )
-        if self.prepared.heldout.token_count < _SMALL_HELDOUT_TOKENS:
+        if self.data.prepared.heldout.token_count < _SMALL_HELDOUT_TOKENS:
             self.display.say(
-                f"data: only {self.prepared.heldout.token_count:,} held-out tokens: their loss says little"
+                f"data: only {self.data.prepared.heldout.token_count:,} held-out tokens: their loss says little"
             )
         self.display.say(f"peak for MFU: {peak / 1e9:,.0f} GFLOP/s ({source})")
 
@@ -327,7 +325,7 @@ class _Session:
 
     def _batch(self, done: int) -> tuple[jax.Array, ...]:
         size = self.recipe.schedule.batch_sequences
-        return self._on_devices(self.rows.batch((done - 1) * size, size))
+        return self._on_devices(self.data.rows.batch((done - 1) * size, size))
 
     def _on_devices(self, batch: Batch) -> tuple[jax.Array, ...]:
         return tuple(jax.device_put(a, self.sharding) for a in (batch.token_ids, batch.segment_ids, batch.loss_weight))
@@ -361,7 +359,7 @@ class _Session:
             if not score_sets(
                 self.scorer,
                 model,
-                self.sets,
+                self.data.sets,
                 sets,
                 step=step,
                 rows=schedule.batch_sequences // schedule.accumulation,
@@ -374,7 +372,7 @@ class _Session:
             self.log.write("timing", {"step": step, "evaluation_seconds": time.perf_counter() - begin})
             begin = time.perf_counter()
         if samples:
-            if not write_samples(self.run, self.recipe, model, self.tokenizer, step, stop=stop):
+            if not write_samples(self.run, self.recipe, model, self.data.tokenizer, step, stop=stop):
                 return False
             self.log.write("timing", {"step": step, "samples_seconds": time.perf_counter() - begin})
             self.display.say(f"step {step}  samples are in {self.run / 'samples' / f'{step}.jsonl'}")
@@ -397,12 +395,12 @@ class _Session:
 
     def _baselines(self, steps: int) -> dict[str, float]:
         """Unigram and bigram fitted on the very tokens that the run was trained on, each counted once."""
-        rows = min(steps * self.recipe.schedule.batch_sequences, self.rows.rows_per_epoch)
+        rows = min(steps * self.recipe.schedule.batch_sequences, self.data.rows.rows_per_epoch)
         row_tokens = self.recipe.model.max_position_embeddings
         found = baselines(
-            self.rows.tokens(0, rows),
-            heldout_batches(self.prepared.heldout, row_tokens, 64),
-            self.prepared.heldout_text(),
+            self.data.rows.tokens(0, rows),
+            heldout_batches(self.data.prepared.heldout, row_tokens, 64),
+            self.data.prepared.heldout_text(),
             self.recipe.model.vocab_size,
         )
         return {"kneser_ney_bigram": found.bigram, "unigram": found.unigram, "zlib": found.zlib}

@@ -30,7 +30,9 @@ def at_step(state: TrainState, step: int) -> TrainState:
 
 
 def save(folder: Path, state: TrainState, step: int = 1, *, keep: int = 2) -> Path:
-    return checkpoint.save(folder, at_step(state, step), sequences=8 * step, tokenizer=b"{}", keep=keep)
+    path = checkpoint.begin(folder, at_step(state, step), sequences=8 * step, tokenizer=b"{}")()
+    checkpoint.remove_old(folder, keep=keep)
+    return path
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -8,7 +8,7 @@ import math
 import shutil
 
 import pytest
-from tiny_runs import compile_once, stand_in_for_evals, write_corpus
+from tiny_runs import compile_once, write_corpus
 
 from equimoe.data.prepare import prepare
 from equimoe.recipe import Checkpoints, Evaluation, HeldOutSet, Samples
@@ -20,7 +20,6 @@ from equimoe.train.scoring import due_sets, missing_sets
 @pytest.fixture(autouse=True)
 def _compile_once(monkeypatch):
     compile_once(monkeypatch)
-    stand_in_for_evals()
     monkeypatch.setattr(samples, "generate_text", lambda model, tokenizer, text, **settings: f"{text[::-1]}{settings}")
 
 
@@ -42,7 +41,6 @@ def run(recipe, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished") / "run"
     with pytest.MonkeyPatch.context() as patches:
         compile_once(patches)
-        stand_in_for_evals()
         patches.setattr(samples, "generate_text", lambda model, tokenizer, text, **settings: f"{text[::-1]}{settings}")
         loop.train_recipe(recipe, folder)
     return folder

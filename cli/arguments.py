@@ -1,0 +1,47 @@
+"""Arguments that several commands take, and what the shell offers for them on top of files."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["AsJson", "Overrides", "Recipe", "Run", "Source"]
+
+
+def _recipes(incomplete: str) -> list[str]:
+    """Names of packaged recipes."""
+    from equimoe.recipe.resolve import packaged_recipes
+
+    return [name for name in packaged_recipes() if name.startswith(incomplete)]
+
+
+def _runs(incomplete: str) -> list[str]:
+    """Names of runs of this folder."""
+    from equimoe.recipe.run_folder import known_runs
+
+    return [name for name in known_runs() if name.startswith(incomplete)]
+
+
+Recipe = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="A packaged recipe's name, or the path of a .py file.", autocompletion=_recipes
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="NAME=VALUE", help="Changes: an argument of the recipe, or a dotted field path."),
+]
+Run = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's name (runs/NAME), or its folder.", autocompletion=_runs)
+]
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SRC",
+        help="A run's name or folder, a folder with safetensors, or a Hub id.",
+        autocompletion=_runs,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the facts as one JSON object.")]
