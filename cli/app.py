@@ -16,9 +16,10 @@ import typer
 
 from equimoe import __version__
 from equimoe.cli import data, recipes, train
+from equimoe.cli.allocator import start_again_with_settings
 from equimoe.errors import EquimoeError
 
-__all__ = ["app", "main"]
+__all__ = ["app", "console", "main"]
 
 app = typer.Typer(
     name="equimoe",
@@ -57,8 +58,15 @@ def equimoe(
     """
 
 
+def console() -> None:
+    """Entry point of the console script: a process of its own, that commands which train may set up anew."""
+    if sys.argv[1:2] in (["train"], ["resume"]):
+        start_again_with_settings()
+    main()
+
+
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the command line in this process."""
     try:
         app()
     except EquimoeError as error:

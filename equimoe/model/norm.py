@@ -20,8 +20,10 @@ QK_EPS = 1e-6  # hero_spec section 1: eps of the parameter-free norms (query/key
 
 def unit_rms(x: Float[Array, "*batch width"], eps: float) -> Float[Array, "*batch width"]:
     """x / sqrt(mean(x^2) + eps) over the last axis, in x's dtype, statistics in float32."""
-    x32 = x.astype(jnp.float32)
-    return (x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)).astype(x.dtype)
+    # Heads and positions as one axis: XLA:CPU is slow on the size 1 of a single head (see `attention.exclude_self`).
+    x32 = x.astype(jnp.float32).reshape(*x.shape[:1], -1, x.shape[-1]) if x.ndim > 3 else x.astype(jnp.float32)
+    normed = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    return normed.reshape(x.shape).astype(x.dtype)
 
 
 def rms_norm(x: Float[Array, "*batch width"], gain: Float[Array, " width"], eps: float) -> Float[Array, "*batch width"]:
