@@ -5,7 +5,7 @@ Split. A document's side depends on its own text alone: the first 8 bytes of its
 in the next phase of a run and on another machine, and copies of it are on one side. Evaluation reads held-out
 documents in order of hash until `heldout_max_bytes`; the others stay reserved, neither trained on nor read, and
 are counted. If the share falls empty (few documents), the document of the smallest hash is held out; two different
-documents are needed. Near duplicates are not looked for.
+documents are needed. A single document is cut into pieces for that. Near duplicates are not looked for.
 
 A tokenizer that is given is tried on a sample: one that does not give the text back would make bits per byte too low.
 A little that is lost is warned about, more than `MOST_LOST_SHARE` is refused.
@@ -21,6 +21,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -51,6 +52,9 @@ TRAIN, HELDOUT, RESERVED = 0, 1, 2
 PREPARE_VERSION = 1  # raise it when the split, the sample or the layout of the folder changes
 RECORD = "prepared.json"
 LOSS_SAMPLE_BYTES = 500_000  # a given tokenizer is tried on this much; a share of 0.01 % is seen in it
+PIECE_BYTES, LEAST_PIECE_BYTES, LEAST_PIECES = 20_000, 1_000, 50  # of a single document
+SMALL_HELDOUT_TOKENS = 10_000
+_TOLD_EVERY_SECONDS = 10.0
 MOST_LOST_SHARE = 0.01  # above it bits per byte is off by more than the differences that people compare
 
 
@@ -104,8 +108,7 @@ def prepare(data: Data, vocabulary: int, log: Log = lambda line: None) -> Prepar
     Safe to kill at any moment and to run in several processes at once: everything is built aside under a name of
     its own and renamed as a whole; who comes second uses the winner's. The same input gives the same bytes.
     """
-    data, counts = pinned(data), SourceCounts()
-    scanned = scan(documents(data, counts, log))
+    data, counts, scanned = _scanned(pinned(data), log)
     sides, limits = split(scanned, data.heldout_fraction, data.heldout_max_bytes)
     given = None if data.tokenizer == "train" else load_tokenizer(data.tokenizer, vocabulary)
     settings = {
@@ -127,7 +130,7 @@ def prepare(data: Data, vocabulary: int, log: Log = lambda line: None) -> Prepar
             with writing_to_cache():
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 remove_stale(folder.parent)
-                _build(temporary, data, vocabulary, given, scanned, sides, limits, settings)
+                _build(temporary, data, vocabulary, given, scanned, sides, limits, settings, log)
                 found = publish_folder(temporary, folder, lambda: _open(folder, settings))
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -140,6 +143,35 @@ def prepare(data: Data, vocabulary: int, log: Log = lambda line: None) -> Prepar
     for line in _summary(found):
         log(line)
     return found
+
+
+def _scanned(data: Data, log: Log) -> tuple[Data, SourceCounts, Scan]:
+    """`data` as it is read, what was read, and its hashes. A single document is cut, so that a part can be held out."""
+    counts = SourceCounts()
+    scanned = scan(_told(documents(data, counts, log), log))
+    if len(scanned.sizes) != 1 or data.piece_bytes is not None:
+        return data, counts, scanned
+    size = int(scanned.sizes[0])
+    data = replace(data, piece_bytes=max(LEAST_PIECE_BYTES, min(PIECE_BYTES, size // LEAST_PIECES)))
+    counts = SourceCounts()
+    scanned = scan(documents(data, counts, log))
+    if len(scanned.sizes) > 1:
+        log(
+            f"data: one document of {size:,} bytes: cut at line ends into {len(scanned.sizes):,} pieces, so that a part"
+            f" can be held out (data.piece_bytes={data.piece_bytes})"
+        )
+    return data, counts, scanned
+
+
+def _told(texts: Iterable[str], log: Log) -> Iterator[str]:
+    """`texts`, with a line about how far it is every ten seconds."""
+    documents, size, last = 0, 0, time.monotonic()
+    for text in texts:
+        yield text
+        documents, size = documents + 1, size + len(text)
+        if time.monotonic() - last > _TOLD_EVERY_SECONDS:
+            log(f"data: read {documents:,} documents, {size:,} characters so far")
+            last = time.monotonic()
 
 
 def scan(texts: Iterable[str]) -> Scan:
@@ -163,7 +195,7 @@ def split(scanned: Scan, fraction: float, heldout_bytes: int) -> tuple[np.ndarra
         raise EquimoeError(
             "data.path",
             "must hold at least two different documents, one to hold out",
-            "A text file is one document; cut a long one: split -C 20k -d -a 4 --additional-suffix=.txt FILE part-",
+            "Add documents, or let longer ones be cut: data.piece_bytes=1000",
             value=f"{hashes.size} read, {np.unique(hashes).size} different",
         )
     threshold = np.uint64(min(int(fraction * 2.0**64), 2**64 - 1))
@@ -192,6 +224,7 @@ def _build(
     sides: np.ndarray,
     limits: dict[int, int],
     settings: dict,
+    log: Log,
 ) -> None:
     """Write tokenizer, both stores, and last the record into `folder`."""
     folder.mkdir()
@@ -205,7 +238,7 @@ def _build(
         StoreWriter(folder / "heldout", vocabulary, tokenizer.sha256) as heldout,
     ):
         writers = {TRAIN: train, HELDOUT: heldout}
-        for chunk in _chunks(reread(data, scanned), sides, limits):
+        for chunk in _chunks(_told(reread(data, scanned), log), sides, limits):
             for (side, text), ids in zip(chunk, tokenizer.encode_documents([text for _, text in chunk]), strict=True):
                 writers[side].add(ids, len(text.encode()))
         stores = {"train": train.finish(), "heldout": heldout.finish()}
@@ -318,6 +351,8 @@ def _summary(prepared: Prepared) -> Iterator[str]:
         f"data: tokenizer: {record['tokenizer_entries']:,} of {record['vocabulary']:,} entries;"
         f" sha256 {record['tokenizer_sha256'][:16]}; stored in {prepared.folder}"
     )
+    if record["heldout"]["tokens"] < SMALL_HELDOUT_TOKENS:
+        yield f"warning: only {record['heldout']['tokens']:,} held-out tokens: their loss says little"
     gone = Lost(**record.get("tokenizer_lost", {}))
     if gone.lost_bytes:
         yield f"warning: the tokenizer does not give all text back: {gone}; bits per byte comes out that much too low"

@@ -3,7 +3,7 @@
 A path is `embedded`, a file, a glob, a folder, or a dataset of the Hub (`hf://`); several are given as a tuple or
 separated by commas. How a file becomes documents is `equimoe.data.formats`. Elements are read in the order given,
 files inside a glob or a folder sorted by name. With `data.max_bytes` reading stops before the document that would
-pass it; a first document that alone is larger is cut.
+pass it; a first document that alone is larger is cut. With `data.piece_bytes` longer documents become several.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from equimoe.data.hub_files import HUB, HubPath, is_hub_tokenizer, pinned_tokeni
 from equimoe.errors import EquimoeError
 from equimoe.recipe import Data, Recipe
 
-__all__ = ["EMBEDDED", "SourceCounts", "absolute", "cut", "documents", "find_files", "pinned"]
+__all__ = ["EMBEDDED", "SourceCounts", "absolute", "cut", "documents", "find_files", "pieces", "pinned"]
 
 EMBEDDED = "embedded"
 
@@ -54,7 +54,7 @@ def documents(data: Data, counts: SourceCounts | None = None, log: Log = lambda 
     most = data.max_bytes
     for number, name in enumerate(names, start=1):
         entry = counts.per_source.setdefault(name, {"documents": 0, "bytes": 0, "empty": 0})
-        for text in _read(name, data, entry, log):
+        for text in _in_pieces(_read(name, data, entry, log), data.piece_bytes):
             if not text or text.isspace():
                 entry["empty"] += 1
                 counts.skipped_empty += 1
@@ -80,6 +80,34 @@ def documents(data: Data, counts: SourceCounts | None = None, log: Log = lambda 
             "Name files with text in them",
             value=data.path,
         )
+
+
+def _in_pieces(texts: Iterator[str], most_bytes: int | None) -> Iterator[str]:
+    return texts if most_bytes is None else (piece for text in texts for piece in pieces(text, most_bytes))
+
+
+def pieces(text: str, most_bytes: int) -> Iterator[str]:
+    """`text` in pieces of at most `most_bytes` UTF-8 bytes that end with lines; a longer line is cut between
+    characters. Nothing is lost, and no piece is empty."""
+    raw, start = text.encode(), 0
+    while start < len(raw):
+        end = start + most_bytes
+        if end < len(raw):
+            end = raw.rfind(b"\n", start, end) + 1 or _character_border(raw, start, end)
+        yield raw[start:end].decode()
+        start = end
+
+
+def _character_border(raw: bytes, start: int, end: int) -> int:
+    """The last place up to `end` where a character begins; behind the first character if that is `start`."""
+    before = end
+    while before > start and raw[before] & 0xC0 == 0x80:
+        before -= 1
+    if before > start:
+        return before
+    while end < len(raw) and raw[end] & 0xC0 == 0x80:
+        end += 1
+    return end
 
 
 def cut(text: str, most_bytes: int) -> str:

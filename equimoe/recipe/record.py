@@ -40,6 +40,7 @@ class Data:
     path: str | tuple[str, ...] | None = "embedded"
     text_field: str = "text"  # the field of a JSONL line or the column of a Parquet file that holds the document
     max_bytes: int | None = None  # read at most this much text, in order; a Hub dataset may be larger than your disk
+    piece_bytes: int | None = None  # cut longer documents at line ends into pieces of this size; a single one always is
     tokenizer: str = "train"  # `train`: byte-level BPE on the training split; else a tokenizer.json, or a Hub id
     heldout_fraction: float = 0.02  # share of documents, chosen by content hash, never trained on
     heldout_max_bytes: int = 400_000  # evaluation reads at most this much of it
@@ -142,7 +143,7 @@ _RULES: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
         "must be at least 1",
         "use a positive number",
         lambda v: v >= 1,
-        f"{_COUNTS} data.heldout_max_bytes data.max_bytes",
+        f"{_COUNTS} data.heldout_max_bytes data.max_bytes data.piece_bytes",
     ),
     ("must be 0 or above", "0 turns it off", lambda v: v >= 0, "optimizer.z_loss optimizer.gate_router_decay"),
     ("must be in [0, 1)", "the hero uses 0.01", lambda v: 0 <= v < 1, "schedule.warmup_fraction"),

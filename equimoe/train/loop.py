@@ -57,8 +57,6 @@ from equimoe.train.throughput import StepClock, peak_flops
 
 __all__ = ["make_optimizer", "resume_run", "train_recipe"]
 
-_SMALL_HELDOUT_TOKENS = 10_000
-
 
 def train_recipe(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None = None) -> None:
     """Train a new run in the folder `run`, to its end.
@@ -272,10 +270,6 @@ class _Session:
         self.display.say(
             f"data: {recipe.total_tokens:,} tokens to train on = {epochs:.2f} epochs of the training split"
         )
-        if self.data.prepared.heldout.token_count < _SMALL_HELDOUT_TOKENS:
-            self.display.say(
-                f"data: only {self.data.prepared.heldout.token_count:,} held-out tokens: their loss says little"
-            )
         self.display.say(f"peak for MFU: {peak / 1e9:,.0f} GFLOP/s ({source})")
 
     def _steps(self, state: TrainState, start: int) -> None:

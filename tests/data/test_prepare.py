@@ -156,6 +156,29 @@ def test_one_document_cannot_be_split(tmp_path):
         prepare(Data(path=str(tmp_path / "a.txt")), 300)
 
 
+def test_a_single_long_document_is_cut_so_that_a_part_is_held_out(tmp_path):
+    book = "".join(f"Sentence number {n} of the book.\n" for n in range(4000))
+    (tmp_path / "book.txt").write_text(book)
+    lines = []
+    prepared = prepare(Data(path=str(tmp_path / "book.txt")), 300, lines.append)
+    size = len(book) // 50
+    assert f"cut at line ends into 51 pieces, so that a part can be held out (data.piece_bytes={size})" in lines[0]
+    both = texts_of(prepared, prepared.train) + texts_of(prepared, prepared.heldout)
+    assert len(both) == 51 and all(len(text) <= size and text.endswith("book.\n") for text in both)
+    assert sorted("".join(both).splitlines()) == sorted(book.splitlines())
+    assert any(line.startswith("warning: only") and "held-out tokens" in line for line in lines)
+    same = prepare(Data(path=str(tmp_path / "book.txt"), piece_bytes=size), 300)
+    assert same.folder == prepared.folder
+
+
+def test_long_reading_says_how_far_it_is(text_folder, monkeypatch):
+    monkeypatch.setattr(module, "_TOLD_EVERY_SECONDS", -1.0)
+    lines = []
+    prepare(settings(text_folder), 300, lines.append)
+    told = [line for line in lines if line.startswith("data: read ")]
+    assert told[0].startswith("data: read 1 documents, ") and told[0].endswith(" characters so far")
+
+
 def test_the_second_call_opens_what_the_first_one_wrote(text_folder, cache, monkeypatch):
     first = prepare(settings(text_folder), 300)
     before = content(cache)
@@ -248,7 +271,7 @@ def test_a_tokenizer_that_loses_text_is_refused_and_one_that_loses_little_is_war
     assert (
         prepare(settings(text_folder, tokenizer=whole), 300, lines.append).record["tokenizer_lost"]["lost_bytes"] == 0
     )
-    assert [line for line in lines if line.startswith("warning")] == []
+    assert [line for line in lines if line.startswith("warning: the tokenizer")] == []
     for path in (text_folder / "010.txt", text_folder / "011.txt"):
         path.write_text("accent é")  # é alone is lost, 2 x 2 bytes; both are on one side
     for expected in (4, 4):  # built, then opened

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from equimoe.data.embedded import EmbeddedCorpus
-from equimoe.data.source import SourceCounts, documents
+from equimoe.data.source import SourceCounts, documents, pieces
 from equimoe.errors import EquimoeError
 from equimoe.recipe import Data
 
@@ -141,3 +141,28 @@ def test_a_file_that_cannot_be_read(tree):
     (tree / "link.txt").symlink_to(tree / "gone.txt")
     with pytest.raises(EquimoeError, match=r"data file \('link\.txt'\): must be readable, but: No such file"):
         read("link.txt")
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "expected"),
+    [
+        ("one\ntwo\nthree\n", 8, ["one\ntwo\n", "three\n"]),
+        ("one\ntwo\nthree", 100, ["one\ntwo\nthree"]),
+        ("abcdefg\nhi", 3, ["abc", "def", "g\n", "hi"]),  # a line longer than a piece
+        ("\n\nab", 1, ["\n", "\n", "a", "b"]),
+        ("äöü\n", 3, ["ä", "ö", "ü\n"]),  # two bytes each: never in the middle of one
+        ("🦊🦊", 1, ["🦊", "🦊"]),  # a character larger than a piece
+        ("", 5, []),
+    ],
+)
+def test_pieces_end_with_lines_and_lose_nothing(text, most, expected):
+    assert list(pieces(text, most)) == expected
+    assert "".join(expected) == text
+
+
+def test_long_documents_are_cut_where_asked(tree):
+    (tree / "long.txt").write_text("a line of 20 bytes.\n" * 5)
+    counts = SourceCounts()
+    found = list(documents(Data(path="long.txt,b.txt", piece_bytes=45), counts))
+    assert [len(text) for text in found] == [40, 40, 20, 3]
+    assert (counts.documents, counts.text_bytes) == (4, 103)
