@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from equimoe import __version__
-from equimoe.cli import data, recipes, train
+from equimoe.cli import data, recipes, train, weights
 from equimoe.cli.allocator import start_again_with_settings
 from equimoe.errors import EquimoeError
 
@@ -31,6 +31,7 @@ app = typer.Typer(
 app.add_typer(train.commands)
 app.add_typer(recipes.commands)
 app.add_typer(data.commands)
+app.add_typer(weights.commands)
 
 
 def _print_version(asked: bool) -> bool:

@@ -33,6 +33,7 @@ __all__ = [
     "begin",
     "committed_steps",
     "newest_checkpoint",
+    "open_array",
     "read_layer",
     "read_position",
     "remove_incomplete",
@@ -238,13 +239,26 @@ def read_layer(checkpoint: Path, name: str, layer: int) -> np.ndarray:
 
     Reads that layer's chunks only.
     """
+    return open_array(checkpoint, name)[layer].read().result()
+
+
+def open_array(checkpoint: Path, name: str) -> Any:
+    """One array as a TensorStore: `[...]` selects, `.read()` begins to read and gives a future. Nothing is read yet."""
     import tensorstore as ts
 
     spec = {
         "driver": "zarr",
         "kvstore": {"driver": "ocdbt", "base": f"file://{checkpoint.resolve() / STATE}/", "path": f"{name}/"},
     }
-    return ts.open(spec, open=True, read=True).result()[layer].read().result()
+    try:
+        return ts.open(spec, open=True, read=True).result()
+    except ValueError as error:
+        raise EquimoeError(
+            "checkpoint",
+            f"has no readable array {name} ({first_line(error)})",
+            _older(checkpoint),
+            value=str(checkpoint),
+        ) from error
 
 
 def read_position(checkpoint: Path) -> dict:

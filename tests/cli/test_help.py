@@ -20,6 +20,7 @@ EXAMPLES = {
     ("show",): "equimoe show mine.py model.num_experts=32 --json",
     ("data",): "equimoe data show tiny --data 'docs/*.md'",
     ("data", "show"): "equimoe data show tiny 3 --data 'docs/*.md,notes.jsonl'",
+    ("export",): "equimoe export tiny tiny-export",
     ("params",): "equimoe params width=512 experts=64 layers=6 --json",
 }
 HEAVY = ("jax", "numpy", "optax", "equinox", "tokenizers", "orbax", "equimoe.model", "equimoe.optim", "equimoe.train")
@@ -65,6 +66,7 @@ def test_help_panels(tmp_path):
     text = run_cli("--help", folder=tmp_path).stdout
     assert text.index("─ Train ─") < text.index("│ train ") < text.index("─ Recipes ─") < text.index("│ params ")
     assert text.index("│ params ") < text.index("─ Data ─") < text.index("│ data ")
+    assert text.index("│ data ") < text.index("─ Weights ─") < text.index("│ export ")
 
 
 def test_version(tmp_path):

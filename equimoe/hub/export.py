@@ -1,0 +1,308 @@
+"""`equimoe export`: a checkpoint of a run as a folder that others load.
+
+    config.json  model.safetensors or shards with an index  tokenizer.json  tokenizer_config.json
+    generation_config.json  README.md (the model card)  LICENSE  manifest.json (sha256 of every file, written last)
+
+Everything is written aside, in `.export-<name>` beside the target, and the folder gets its name when it is whole. An
+export that was killed goes on with the shards that are complete. Memory: one layer of the largest array, three times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from equimoe import __version__
+from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
+from equimoe.errors import EquimoeError
+from equimoe.files import file_sha256, sync_folder, write_file
+from equimoe.hub.checkpoint_tensors import Source, WeightTensor, weight_tensors
+from equimoe.hub.config_json import config_to_json
+from equimoe.hub.model_card import model_card
+from equimoe.hub.safetensors_files import read_json
+from equimoe.hub.safetensors_writer import write_safetensors
+from equimoe.recipe import Recipe
+from equimoe.recipe.recipe_json import read_recipe
+from equimoe.train import checkpoint
+from equimoe.weights import describe
+
+__all__ = ["DTYPES", "Exported", "bytes_of", "dtype_of", "export", "shard_names"]
+
+DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
+MANIFEST, INDEX, PROGRESS = "manifest.json", "model.safetensors.index.json", "progress.json"
+_TORCH_NAMES = {"bf16": "bfloat16", "f32": "float32"}
+
+Log = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """The folder, and what its manifest says."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+
+def export(
+    run: Path,
+    out: Path,
+    *,
+    step: int | None = None,
+    dtype: Literal["bf16", "f32"] = "bf16",
+    max_shard_bytes: int = 5_000_000_000,
+    average: int = 1,
+    log: Log = lambda line: None,
+) -> Exported:
+    """Write the model of `run` at `step` (default the newest complete checkpoint) to the new folder `out`.
+
+    `average`: the mean of that checkpoint's weights and of the `average - 1` complete ones before it. The same export
+    once more changes nothing. Raises EquimoeError for a target that holds anything else.
+    """
+    recipe, provenance = read_recipe(run)
+    checkpoints = _checkpoints(run, step, average)
+    source = _identity(run, checkpoints, dtype, max_shard_bytes)
+    out = out.absolute()
+    if out.exists():
+        return _the_same(out, source, log)
+    tensors = weight_tensors(describe(recipe.model), DTYPES[dtype])
+    with _work_folder(out) as work:
+        hashes = _write_shards(work, Source(checkpoints), _shards(tensors, max_shard_bytes), source, log)
+        hashes |= _write_index(work, tensors, max_shard_bytes)
+        tokenizer = load_tokenizer(checkpoints[0] / checkpoint.TOKENIZER, recipe.model.vocab_size)
+        for name, content in _small_files(run, recipe, provenance, checkpoints[0], tokenizer, dtype).items():
+            write_file(work / name, [content])
+            hashes[name] = file_sha256(work / name)
+        files = {n: {"bytes": (work / n).stat().st_size, "sha256": hashes[n]} for n in sorted(hashes)}
+        manifest = {"format": "equimoe-export", "version": 1, "equimoe": __version__, "source": source, "files": files}
+        write_file(work / MANIFEST, [json.dumps(manifest, indent=1).encode()])
+        _give_name(work, out)
+    total = sum(entry["bytes"] for entry in files.values())
+    log(f"exported step {source['steps'][0]} of {run} to {out}: {total:,} bytes in {len(files) + 1} files")
+    return Exported(out, manifest)
+
+
+def dtype_of(name: str) -> Literal["bf16", "f32"]:
+    """One of `DTYPES`, also by its long name."""
+    short = {"bfloat16": "bf16", "float32": "f32"}.get(name, name)
+    if short not in DTYPES:
+        raise EquimoeError("dtype", f"must be {' or '.join(DTYPES)}", "Use bf16", value=name)
+    return short  # type: ignore[return-value]
+
+
+def bytes_of(size: str) -> int:
+    """`5GB` (10^9), `2GiB` (2^30), `500MB`, or a number of bytes."""
+    found = re.fullmatch(r"(\d{1,15})\s*([KMGT]?)(i?)B?", size.strip(), re.IGNORECASE)
+    if found is None or int(found[1]) == 0 or (found[3] and not found[2]):
+        raise EquimoeError("max-shard-size", "must be a size", "Write 5GB, 500MB or a number of bytes", value=size)
+    return int(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " ")
+
+
+def _checkpoints(run: Path, step: int | None, average: int) -> list[Path]:
+    """The checkpoint of `step` and the `average - 1` before it, newest first."""
+    folder = checkpoint.newest_checkpoint(run).parent
+    steps = checkpoint.committed_steps(folder)
+    if step is not None and step not in steps:
+        raise EquimoeError(
+            "step",
+            f"is not complete in {run}, whose complete checkpoints are {', '.join(map(str, steps))}",
+            "Choose one of these, or leave it out for the newest",
+            value=step,
+        )
+    until = [s for s in steps if step is None or s <= step][::-1]
+    if not 1 <= average <= len(until):
+        raise EquimoeError(
+            "average",
+            f"must be 1 to {len(until)}: {run} has {len(until)} complete checkpoints up to there",
+            "Take fewer, or keep more checkpoints (checkpoints.keep, permanent_every_steps)",
+            value=average,
+        )
+    chosen = [folder / str(s) for s in until[:average]]
+    for one in chosen:
+        checkpoint.read_position(one)
+    return chosen
+
+
+def _identity(run: Path, checkpoints: Sequence[Path], dtype: str, max_shard_bytes: int) -> dict[str, Any]:
+    """What decides the bytes of the weights. A checkpoint is known by its step, and by its file of arrays."""
+    listing = [
+        [path.name, *sorted((p.name, p.stat().st_size) for p in (path / checkpoint.STATE).rglob("*") if p.is_file())]
+        for path in checkpoints
+    ]
+    return {
+        "run": run.name,
+        "steps": [int(path.name) for path in checkpoints],
+        "state": hashlib.sha256(json.dumps(listing).encode()).hexdigest(),
+        "dtype": dtype,
+        "max_shard_bytes": max_shard_bytes,
+    }
+
+
+def _the_same(out: Path, source: dict[str, Any], log: Log) -> Exported:
+    manifest = read_json(out / MANIFEST) if (out / MANIFEST).is_file() else {}
+    if manifest.get("source") != source:
+        raise EquimoeError(
+            "out", "already holds something else, and an export never overwrites", "Choose a new folder", value=str(out)
+        )
+    log(f"{out} holds this export already")
+    return Exported(out, manifest)
+
+
+@contextmanager
+def _work_folder(out: Path) -> Iterator[Path]:
+    """`.export-<name>` beside the target, held by this process; left there by a kill, for the next one."""
+    work = out.with_name(f".export-{out.name}")
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        with open(work / ".lock", "a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise EquimoeError(
+                    "out", "is being written by another process", "Wait for it", value=str(out)
+                ) from None
+            yield work
+    except OSError as error:
+        raise EquimoeError(
+            "out",
+            f"must be writable and have room, but: {error}",
+            "Free some space or fix the permissions, and give the same command again: it goes on",
+            value=str(out),
+        ) from error
+
+
+def _give_name(work: Path, out: Path) -> None:
+    (work / PROGRESS).unlink(missing_ok=True)
+    (work / ".lock").unlink()
+    sync_folder(work)
+    os.rename(work, out)
+    sync_folder(out.parent)
+
+
+# Shards.
+
+
+def _shards(tensors: Sequence[WeightTensor], max_bytes: int) -> list[list[WeightTensor]]:
+    """Neighbours together, each shard at most `max_bytes` (a larger tensor alone); float32 first, for alignment."""
+    shards: list[list[WeightTensor]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if shards[-1] and size + tensor.nbytes > max_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(tensor)
+        size += tensor.nbytes
+    return [sorted(shard, key=lambda t: -t.dtype.itemsize) for shard in shards]
+
+
+def shard_names(count: int) -> list[str]:
+    """Names that every reader of sharded safetensors knows."""
+    if count == 1:
+        return ["model.safetensors"]
+    return [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+
+
+def _write_shards(
+    work: Path, weights: Source, shards: Sequence[Sequence[WeightTensor]], source: dict[str, Any], log: Log
+) -> dict[str, str]:
+    """{file: sha256}. Shards that an earlier try of the same export completed are kept."""
+    done = _progress(work, source)
+    names = shard_names(len(shards))
+    for number, (name, shard) in enumerate(zip(names, shards, strict=True), start=1):
+        if name in done and (work / name).is_file():
+            log(f"{name} is complete from an earlier try")
+            continue
+        temporary = work / f"{name}.partial"
+        digest = write_safetensors(temporary, shard, weights.pieces(shard))
+        os.replace(temporary, work / name)
+        sync_folder(work)
+        done[name] = digest
+        write_file(work / PROGRESS, [json.dumps({"source": source, "done": done}).encode()])
+        if len(shards) > 1:
+            log(f"{name}: {number} of {len(shards)}")
+    return {name: done[name] for name in names}
+
+
+def _progress(work: Path, source: dict[str, Any]) -> dict[str, str]:
+    """What an earlier try of the same export finished; the remains of another one are removed."""
+    try:
+        progress = json.loads((work / PROGRESS).read_bytes())
+        if progress["source"] == source:
+            return dict(progress["done"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    for path in work.iterdir():
+        if path.name != ".lock":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return {}
+
+
+def _write_index(work: Path, tensors: Sequence[WeightTensor], max_bytes: int) -> dict[str, str]:
+    shards = _shards(tensors, max_bytes)
+    if len(shards) == 1:
+        return {}
+    names = shard_names(len(shards))
+    index = {
+        "metadata": {"total_size": sum(t.nbytes for t in tensors)},
+        "weight_map": {t.name: name for name, shard in zip(names, shards, strict=True) for t in shard},
+    }
+    write_file(work / INDEX, [json.dumps(index, indent=1, sort_keys=True).encode()])
+    return {INDEX: file_sha256(work / INDEX)}
+
+
+# What stands beside the weights.
+
+
+def _small_files(
+    run: Path, recipe: Recipe, provenance: dict[str, Any], newest: Path, tokenizer: TextTokenizer, dtype: str
+) -> dict[str, bytes]:
+    control = {"bos_token_id": tokenizer.begin, "eos_token_id": tokenizer.end, "pad_token_id": tokenizer.padding}
+    config = {**config_to_json(recipe.model), "torch_dtype": _TORCH_NAMES[dtype], **control}
+    texts = {
+        "config.json": json.dumps(config, indent=2),
+        "generation_config.json": json.dumps({**control, "do_sample": True, "temperature": 0.8}, indent=2),
+        "tokenizer_config.json": json.dumps(_tokenizer_config(recipe, tokenizer), indent=2),
+        "README.md": model_card(run, recipe, provenance, step=int(newest.name), dtype=_TORCH_NAMES[dtype]),
+    }
+    return {
+        "tokenizer.json": _with_begin_token(tokenizer).encode(),
+        **{name: (text.rstrip("\n") + "\n").encode() for name, text in texts.items()},
+    }
+
+
+def _with_begin_token(tokenizer: TextTokenizer) -> str:
+    """tokenizer.json as other programs use it: they put the begin token before a text only if the file says so."""
+    inner = Tokenizer.from_str(tokenizer.json)
+    if tokenizer.begin is None or inner.post_processor is not None:
+        return tokenizer.json
+    begin = inner.id_to_token(tokenizer.begin)
+    inner.post_processor = TemplateProcessing(
+        single=f"{begin} $A", pair=f"{begin} $A $B:1", special_tokens=[(begin, tokenizer.begin)]
+    )
+    return inner.to_str(pretty=True)
+
+
+def _tokenizer_config(recipe: Recipe, tokenizer: TextTokenizer) -> dict[str, Any]:
+    def text(token: int | None) -> str | None:
+        return None if token is None else tokenizer.inner.id_to_token(token)
+
+    tokens = {"bos_token": tokenizer.begin, "eos_token": tokenizer.end, "pad_token": tokenizer.padding}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": recipe.model.max_position_embeddings,
+        "clean_up_tokenization_spaces": False,
+        **{name: text(token) for name, token in tokens.items() if text(token) is not None},
+    }
