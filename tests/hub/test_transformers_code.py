@@ -110,6 +110,11 @@ def token_ids(golden):
     return load_file(golden / "inputs.safetensors")["token_ids"][0].long()
 
 
+@pytest.fixture(scope="module")
+def config_class(model):
+    return type(model.config)
+
+
 @torch.no_grad()
 def logits_of(model, ids, **inputs):
     return model(ids, **inputs).logits
@@ -238,6 +243,29 @@ def test_reading_in_pieces_is_reading_at_once(model, golden_models, token_ids, n
         heads = model.config.global_kv_heads if model.config.is_global(layer) else model.config.local_kv_heads
         positions = FULL if model.config.is_global(layer) else WINDOW - 1
         assert kept.keys.shape == (2, heads, positions, model.config.head_dim)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sliding_window": 1},
+        {"sconv_kernel": 1},
+        {"sconv_sites": ["v"], "num_shared_experts": 0, "global_every": 1},
+        {"latent_dim": None, "local_kv_heads": 1, "global_kv_heads": 2, "rope_fused": False},
+    ],
+    ids=str,
+)
+def test_unusual_sizes_read_in_pieces(config_class, golden, token_ids, changes):
+    torch.manual_seed(0)
+    config = config_class(**json_of(golden, "config.json", num_hidden_layers=3, global_every=2) | changes)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    cache, pieces = DynamicCache(config=config), []
+    for piece in token_ids.split([3, 1, 1, 20, 23], 1):
+        pieces.append(logits_of(model, piece, cache=cache))
+    assert worst(torch.cat(pieces, 1), logits_of(model, token_ids, use_cache=False)) <= 1e-5
 
 
 def test_greedy_generation_is_the_largest_logit_of_the_whole_text(model, token_ids):
@@ -376,6 +404,12 @@ def test_the_base_model_and_what_it_records(golden_models, token_ids):
     assert kept.shape == (2, 1, 256)
 
 
+def test_what_quantisers_and_adapters_replace_is_a_plain_linear_layer(model):
+    """They put a layer of their own where a linear one stands: what it did beside the product would be lost."""
+    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    assert len(linear) > 50 and all(type(m).forward is torch.nn.Linear.forward for m in linear)
+
+
 # Training.
 
 
@@ -417,11 +451,6 @@ def test_training_lowers_the_loss(every_mechanism, token_ids, checkpointing):
 
 
 # The configuration.
-
-
-@pytest.fixture(scope="module")
-def config_class(every_mechanism):
-    return type(AutoConfig.from_pretrained(every_mechanism, trust_remote_code=True))
 
 
 @pytest.mark.parametrize(

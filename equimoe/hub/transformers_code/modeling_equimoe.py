@@ -234,11 +234,7 @@ def exclude_self(y: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
 
 
 class GrugMoeHeadGate(nn.Linear):
-    """One gate per head, in (0, 2). A class of its own because it starts at zero, a gate of 1."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [B, S, D] -> [B, S, N]."""
-        return 2.0 * torch.sigmoid(super().forward(x))
+    """Scores of the head gates. A linear layer that starts at zero, and nothing else: quantisers replace those."""
 
 
 class GrugMoeAttention(nn.Module):
@@ -271,7 +267,8 @@ class GrugMoeAttention(nn.Module):
         if not self.is_global:
             k, v = k[:, :, -text.local_keys :], v[:, :, -text.local_keys :]
         y = attend(q, k, v, text.global_mask if self.is_global else text.local_mask)
-        y = exclude_self(y, own).transpose(1, 2) * self.attn_gate(x).to(y.dtype)[..., None]
+        gates = 2.0 * torch.sigmoid(self.attn_gate(x))  # [B, S, N]
+        y = exclude_self(y, own).transpose(1, 2) * gates.to(y.dtype)[..., None]
         return self.o_proj(y.flatten(2))
 
     def _heads(self, x: torch.Tensor, text: Text, cache: Cache | None) -> tuple[torch.Tensor, ...]:
@@ -375,7 +372,7 @@ class GrugMoeExperts(nn.Module):
 
 def has_grouped_kernel(x: torch.Tensor, *weights: torch.Tensor) -> bool:
     """Whether one fused product for all experts is there: bfloat16 on CUDA, rows of whole 16-byte units."""
-    plain = x.is_cuda and hasattr(F, "grouped_mm") and not torch.is_autocast_enabled("cuda")
+    plain = x.is_cuda and len(x) > 0 and hasattr(F, "grouped_mm") and not torch.is_autocast_enabled("cuda")
     return plain and all(
         w.dtype == x.dtype == torch.bfloat16 and w.shape[1] % 8 == w.shape[2] % 8 == 0 for w in weights
     )
@@ -533,9 +530,9 @@ class GrugMoeModel(GrugMoePreTrainedModel):
     ) -> MoeModelOutputWithPast:
         """Hidden states of S new positions, behind the P that `cache` holds.
 
-        `attention_mask` [B, P + S] is 0 at padding, on either side of a row. Packed documents are told apart by
-        `position_ids` [B, S] that start anew, without a mask. `past_key_values` is the older name of `cache`.
-        `use_cache` None: as the config says, and not while training.
+        `attention_mask` [B, P + S] is 0 at padding, on either side of a row; a row that goes on through the cache must
+        be padded on the left. Packed documents are told apart by `position_ids` [B, S] that start anew, without a mask.
+        `use_cache` None: as the config says, and not while training. `past_key_values` is the older name of `cache`.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input_ids and inputs_embeds: exactly one of them must be given")
