@@ -47,6 +47,7 @@ NO_JAX = {
     "cli",
     "recipes",
 }
+SHIPPED_AS_DATA = ROOT / "equimoe" / "hub" / "transformers_code"  # carried by exports; checked by its own test
 HEAVY = {"jax", "jaxlib", "equinox", "optax", "orbax"}
 
 
@@ -59,6 +60,8 @@ def modules() -> dict[str, Path]:
         (ROOT / "recipes", "equimoe.recipes"),
     ):
         for file in sorted(folder.rglob("*.py")):
+            if SHIPPED_AS_DATA in file.parents:
+                continue
             parts = [package, *file.relative_to(folder).with_suffix("").parts]
             found[".".join(p for p in parts if p != "__init__")] = file
     return found
@@ -116,6 +119,14 @@ def test_a_module_imports_only_from_layers_under_it(module):
         if other is None or other == own:
             continue  # `import equimoe` gives lazy names only
         assert HEIGHT[other] < HEIGHT[own], f"{module} imports {imported}, which is not under it"
+
+
+def test_no_module_needs_torch():
+    """Nor what an export carries for transformers: neither is a dependency."""
+    for module, file in MODULES.items():
+        found = {n.split(".")[0] for n in imports(file)} & {"torch", "transformers", SHIPPED_AS_DATA.name}
+        found |= {n for n in imports(file) if SHIPPED_AS_DATA.name in n}
+        assert not found, f"{module} imports {sorted(found)}"
 
 
 def test_no_import_circle_inside_a_layer():
