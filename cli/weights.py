@@ -24,9 +24,12 @@ def export(
     dtype: Annotated[str, typer.Option(metavar="bf16|f32", help="Of the weights; the run trains in f32.")] = "bf16",
     max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Bytes, or 500MB, 5GB, 2GiB.")] = "5GB",
     average: Annotated[int, typer.Option(min=1, help="Mean of the weights of the last N checkpoints.")] = 1,
+    verify: Annotated[
+        bool, typer.Option(help="Compare with the run before the folder gets its name, through PyTorch if it is there.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Write the model of a run as a folder of safetensors, config, tokenizer and model card. Never overwrites.
+    """Write the model of a run as a folder that stock transformers loads: safetensors, config, tokenizer, model card.
 
     [bold]Examples[/bold]
 
@@ -47,6 +50,7 @@ def export(
         dtype=writing.dtype_of(dtype),
         max_shard_bytes=writing.bytes_of(max_shard_size),
         average=average,
+        verified=verify,
         log=lambda line: typer.echo(line, err=True),
     )
     if as_json:

@@ -1,7 +1,8 @@
 """`equimoe export`: a checkpoint of a run as a folder that others load.
 
     config.json  model.safetensors or shards with an index  tokenizer.json  tokenizer_config.json
-    generation_config.json  README.md (the model card)  LICENSE  manifest.json (sha256 of every file, written last)
+    generation_config.json  modeling_equimoe.py  configuration_equimoe.py (for transformers)  README.md (the model card)
+    LICENSE  manifest.json (sha256 of every file, written last)
 
 Everything is written aside, in `.export-<name>` beside the target, and the folder gets its name when it is whole. An
 export that was killed goes on with the shards that are complete. Memory: one layer of the largest array, three times.
@@ -12,6 +13,8 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import hashlib
+import importlib.metadata
+import importlib.resources
 import json
 import os
 import re
@@ -21,6 +24,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from tokenizers import Tokenizer
@@ -35,15 +40,24 @@ from equimoe.hub.config_json import config_to_json
 from equimoe.hub.model_card import model_card
 from equimoe.hub.safetensors_files import read_json
 from equimoe.hub.safetensors_writer import write_safetensors
+from equimoe.hub.verify import verify
+from equimoe.model.transformer import Transformer
 from equimoe.recipe import Recipe
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.train import checkpoint
+from equimoe.train.reading import load_run
 from equimoe.weights import describe
 
 __all__ = ["DTYPES", "Exported", "bytes_of", "dtype_of", "export", "shard_names"]
 
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
 MANIFEST, INDEX, PROGRESS = "manifest.json", "model.safetensors.index.json", "progress.json"
+CODE = "transformers_code"
+AUTO_MAP = {
+    "AutoConfig": "configuration_equimoe.GrugMoeConfig",
+    "AutoModel": "modeling_equimoe.GrugMoeModel",
+    "AutoModelForCausalLM": "modeling_equimoe.GrugMoeForCausalLM",
+}
 _TORCH_NAMES = {"bf16": "bfloat16", "f32": "float32"}
 
 Log = Callable[[str], None]
@@ -65,12 +79,15 @@ def export(
     dtype: Literal["bf16", "f32"] = "bf16",
     max_shard_bytes: int = 5_000_000_000,
     average: int = 1,
+    verified: bool = True,
     log: Log = lambda line: None,
 ) -> Exported:
     """Write the model of `run` at `step` (default the newest complete checkpoint) to the new folder `out`.
 
-    `average`: the mean of that checkpoint's weights and of the `average - 1` complete ones before it. The same export
-    once more changes nothing. Raises EquimoeError for a target that holds anything else.
+    `average`: the mean of that checkpoint's weights and of the `average - 1` complete ones before it. `verified`: the
+    folder gets its name only if its weights are the run's and its code computes the same logits (`hub.verify`), which
+    takes both models in memory. The same export once more changes nothing. Raises EquimoeError for a target that holds
+    anything else.
     """
     recipe, provenance = read_recipe(run)
     checkpoints = _checkpoints(run, step, average)
@@ -86,8 +103,12 @@ def export(
         for name, content in _small_files(run, recipe, provenance, checkpoints[0], tokenizer, dtype).items():
             write_file(work / name, [content])
             hashes[name] = file_sha256(work / name)
+        facts = None
+        if verified:
+            facts = verify(work, _model_of(run, source["steps"]), DTYPES[dtype], log).to_dict()
         files = {n: {"bytes": (work / n).stat().st_size, "sha256": hashes[n]} for n in sorted(hashes)}
-        manifest = {"format": "equimoe-export", "version": 1, "equimoe": __version__, "source": source, "files": files}
+        manifest = {"format": "equimoe-export", "version": 1, "equimoe": __version__, "source": source}
+        manifest |= {"verification": facts, "files": files}
         write_file(work / MANIFEST, [json.dumps(manifest, indent=1).encode()])
         _give_name(work, out)
     total = sum(entry["bytes"] for entry in files.values())
@@ -134,6 +155,14 @@ def _checkpoints(run: Path, step: int | None, average: int) -> list[Path]:
     for one in chosen:
         checkpoint.read_position(one)
     return chosen
+
+
+def _model_of(run: Path, steps: Sequence[int]) -> Transformer:
+    """The run's model at a step, or the mean of several, as it is in memory."""
+    total = load_run(run, steps[0])[0]
+    for step in steps[1:]:
+        total = jax.tree.map(lambda a, b: a + b, total, load_run(run, step)[0])
+    return total if len(steps) == 1 else jax.tree.map(lambda a: a / jnp.float32(len(steps)), total)
 
 
 def _identity(run: Path, checkpoints: Sequence[Path], dtype: str, max_shard_bytes: int) -> dict[str, Any]:
@@ -270,7 +299,7 @@ def _small_files(
     run: Path, recipe: Recipe, provenance: dict[str, Any], newest: Path, tokenizer: TextTokenizer, dtype: str
 ) -> dict[str, bytes]:
     control = {"bos_token_id": tokenizer.begin, "eos_token_id": tokenizer.end, "pad_token_id": tokenizer.padding}
-    config = {**config_to_json(recipe.model), "torch_dtype": _TORCH_NAMES[dtype], **control}
+    config = {**config_to_json(recipe.model), "torch_dtype": _TORCH_NAMES[dtype], **control, "auto_map": AUTO_MAP}
     texts = {
         "config.json": json.dumps(config, indent=2),
         "generation_config.json": json.dumps({**control, "do_sample": True, "temperature": 0.8}, indent=2),
@@ -280,7 +309,17 @@ def _small_files(
     return {
         "tokenizer.json": _with_begin_token(tokenizer).encode(),
         **{name: (text.rstrip("\n") + "\n").encode() for name, text in texts.items()},
+        **_code(),
     }
+
+
+def _code() -> dict[str, bytes]:
+    """The PyTorch code for transformers, and its licence."""
+    folder = importlib.resources.files("equimoe.hub") / CODE
+    files = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.name.endswith(".py")}
+    package = importlib.metadata.distribution("equimoe")
+    licence = package.read_text("licenses/LICENSE") or package.read_text("LICENSE")  # by age of the installer
+    return files if licence is None else {**files, "LICENSE": licence.encode()}
 
 
 def _with_begin_token(tokenizer: TextTokenizer) -> str:

@@ -80,7 +80,17 @@ equimoe sample THIS_FOLDER "{recipe.samples.prompts[0]}"
 ```
 
 ```python
+from transformers import AutoModelForCausalLM, AutoTokenizer     # 5.24 or newer; runs the PyTorch code of this folder
+
+tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER", trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER", trust_remote_code=True)
+ids = tokenizer("{recipe.samples.prompts[0]}", return_tensors="pt").input_ids
+print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0], skip_special_tokens=True))
+```
+
+```python
 import equimoe
+
 model, tokenizer = equimoe.load("THIS_FOLDER")      # or the id of this repository
 ```"""
 
