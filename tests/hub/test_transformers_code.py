@@ -353,6 +353,22 @@ def test_equimoe_reads_what_transformers_saved(golden_models, model, tmp_path, n
     np.testing.assert_array_equal(np.asarray(loaded.blocks.moe.experts.up), up.swapaxes(-1, -2))
 
 
+def test_the_hero_has_every_tensor_of_the_weight_table(config_class):
+    """Names and shapes at full size, without memory; experts stacked, as in memory."""
+    from equimoe.hub.config_json import config_to_json
+    from equimoe.hub.tensors import slots
+    from equimoe.presets import preset
+    from equimoe.weights import describe
+
+    hero = preset("hero")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config_class(**config_to_json(hero)))
+    expected = {s.name: s.shape for w in describe(hero).values() for s in slots(w, schema=2, stacked_experts=True)}
+    found = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    assert found == expected
+    assert sum(t.numel() for t in model.state_dict().values()) == 535_477_106_688
+
+
 def test_a_new_model_starts_as_the_specification_says(every_mechanism, tmp_path):
     import equimoe
 
@@ -465,7 +481,8 @@ def test_training_lowers_the_loss(every_mechanism, token_ids, checkpointing):
         ({"head_dim": 6}, r"head_dim \(6\): must be a multiple of 4"),
         ({"rope_theta": float("nan")}, r"rope_theta \(nan\): must be a finite number above 0"),
         ({"rope_fused": "yes"}, r"rope_fused \('yes'\): must be true or false"),
-        ({"sconv_sites": ["q"]}, r"sconv_sites \(\['q'\]\): may hold k, v, attn, mlp"),
+        ({"sconv_sites": ["q"]}, r"sconv_sites \(\['q'\]\): may hold k, v, attn, mlp, each once"),
+        ({"sconv_sites": ["k", "k"]}, r"sconv_sites \(\['k', 'k'\]\)"),
         ({"sconv_sites": []}, r"sconv \(True\): needs sconv_sites"),
         ({"grugmoe_artifact_schema_version": 3}, r"grugmoe_artifact_schema_version \(3\): must be 1 or 2"),
         ({"grugmoe_artifact_schema_version": 1}, r"num_shared_experts \(2\): must be 1 in schema 1"),

@@ -195,7 +195,8 @@ class GrugMoeConfig(PreTrainedConfig):
             require(is_number and 0 < value < float("inf"), name, "must be a finite number above 0")
         for name in ("rope_fused", "sconv"):
             require(isinstance(getattr(self, name), bool), name, "must be true or false")
-        require(set(self.sconv_sites) <= set(SITES), "sconv_sites", f"may hold {', '.join(SITES)}")
+        once = len(set(self.sconv_sites)) == len(self.sconv_sites) and set(self.sconv_sites) <= set(SITES)
+        require(once, "sconv_sites", f"may hold {', '.join(SITES)}, each once")
         schema = self.grugmoe_artifact_schema_version
         known = schema in (1, 2) and not isinstance(schema, bool)
         require(known, "grugmoe_artifact_schema_version", "must be 1 or 2; a newer one needs newer code")

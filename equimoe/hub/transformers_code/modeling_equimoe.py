@@ -310,7 +310,7 @@ class GrugMoeRouter(nn.Module):
         super().__init__()
         self.top_k = config.num_experts_per_tok
         self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
-        self.register_buffer("bias", torch.zeros(config.num_experts, dtype=torch.float32))
+        self.register_buffer("bias", torch.zeros(config.num_experts, dtype=torch.float32))  # float32 in any model
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x [T, D] -> logits [T, E] without the bias, experts [T, K], combine weights [T, K]; float32 throughout, for
@@ -474,7 +474,6 @@ class GrugMoePreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["GrugMoeDecoderLayer"]
     _supports_sdpa = True
-    _keep_in_fp32_modules_strict = ["router.bias"]
     _can_record_outputs = {
         "hidden_states": GrugMoeDecoderLayer,
         "router_logits": OutputRecorder(GrugMoeRouter, index=0),
