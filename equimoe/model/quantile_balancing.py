@@ -99,6 +99,7 @@ def _grid(low: Float32[Array, ""], high: Float32[Array, ""], bins: int) -> tuple
     low, high = jnp.where(some, low, 0.0), jnp.where(some, high, 0.0)
     _, n = jnp.frexp((high - low) / (bins - 2))  # 2^n is above it: two bins are left for the ends that stick out
     _, magnitude = jnp.frexp(jnp.maximum(jnp.abs(low), jnp.abs(high)))
+    n = jnp.where(high > low, n, -100)  # all margins equal: `frexp` of 0 would say 1
     n = jnp.maximum(jnp.maximum(n, magnitude - 24), -100).astype(jnp.int32)  # finer than float32 is no finer
     return n, jnp.floor(jnp.ldexp(low, -n)).astype(jnp.int32)
 

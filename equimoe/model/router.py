@@ -45,8 +45,10 @@ class Router(eqx.Module):
         biased = logits + jax.lax.stop_gradient(self.bias).astype(jnp.float32)[None, :]
         best, experts = largest(biased, k + 1)
         selected = experts[:, :k]
-        scores = jax.nn.sigmoid(jnp.take_along_axis(logits, selected, axis=1))
-        weights = COMBINE_TOTAL * scores / jnp.sum(scores, axis=1, keepdims=True)
+        # Sigmoid scores over their sum, in logarithms: below a logit of -44 the square of that sum, of which the
+        # gradient is made, is 0 in float32, and below -88 the scores are.
+        scores = jax.nn.log_sigmoid(jnp.take_along_axis(logits, selected, axis=1))
+        weights = COMBINE_TOTAL * jax.nn.softmax(scores, axis=1)
         return Routing(logits=logits, selected=selected, alpha=best[:, k], weights=weights, valid=valid)
 
 

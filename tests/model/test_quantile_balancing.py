@@ -171,6 +171,13 @@ def test_pooled_betas_by_hand():
     np.testing.assert_array_equal(pooled_betas(pooled(parts, 16), 1), [4.0, 4.0])
 
 
+def test_a_micro_batch_of_equal_margins_is_pooled_into_the_finer_bins():
+    logits = jnp.concatenate([jnp.full((8, 3), 0.3), jnp.linspace(0.0, 0.7, 24).reshape(8, 3)])
+    alpha, valid = jnp.zeros(16), jnp.ones(16, bool)
+    found = pooled(cut(logits, alpha, valid, [8, 8]), 50)
+    np.testing.assert_array_equal(found.counts, one_histogram(logits, alpha, valid, 50).counts)
+
+
 def test_a_micro_batch_of_padding_changes_nothing():
     logits, alpha, _ = case(40, 5)
     valid = jnp.arange(40) < 20
