@@ -5,9 +5,12 @@ Nothing here imports `equimoe` at the top: the jaxtyping hook (pyproject) must s
 
 from __future__ import annotations
 
+import atexit
 import importlib.metadata
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,9 @@ if importlib.metadata.version("jax").startswith("0.10."):
         ]
     ).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Where transformers puts the code of a model's folder before it imports it: not into the user's cache.
+os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="equimoe-tests-")
+atexit.register(shutil.rmtree, os.environ["HF_MODULES_CACHE"], ignore_errors=True)
 os.environ["EQUIMOE_COMPILE_CACHE"] = "off"  # no test reads what another run of the tests compiled
 os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
 

@@ -105,7 +105,7 @@ def export(
             hashes[name] = file_sha256(work / name)
         facts = None
         if verified:
-            facts = verify(work, _model_of(run, source["steps"]), DTYPES[dtype], log).to_dict()
+            facts = _verified(work, run, source, log)
         files = {n: {"bytes": (work / n).stat().st_size, "sha256": hashes[n]} for n in sorted(hashes)}
         manifest = {"format": "equimoe-export", "version": 1, "equimoe": __version__, "source": source}
         manifest |= {"verification": facts, "files": files}
@@ -155,6 +155,15 @@ def _checkpoints(run: Path, step: int | None, average: int) -> list[Path]:
     for one in chosen:
         checkpoint.read_position(one)
     return chosen
+
+
+def _verified(work: Path, run: Path, source: dict[str, Any], log: Log) -> dict[str, Any]:
+    """What the verification found. What fails is not kept for the next try."""
+    try:
+        return verify(work, _model_of(run, source["steps"]), DTYPES[source["dtype"]], log).to_dict()
+    except EquimoeError:
+        (work / PROGRESS).unlink(missing_ok=True)
+        raise
 
 
 def _model_of(run: Path, steps: Sequence[int]) -> Transformer:

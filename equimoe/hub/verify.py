@@ -114,6 +114,7 @@ def _through_transformers(folder: Path, ids: Int32[np.ndarray, "B S"]) -> tuple[
     import torch
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32)
     with torch.inference_mode():
         logits = model.eval()(torch.from_numpy(ids.astype(np.int64))).logits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from tokenizers import Tokenizer
 
 import equimoe
 from equimoe.errors import EquimoeError
+from equimoe.hub import checkpoint_tensors
 from equimoe.hub import export as module
 from equimoe.hub.export import bytes_of, export
 from equimoe.model.init import leaves_by_path
@@ -88,7 +90,7 @@ def test_the_manifest_holds_the_hash_of_every_file(exported):
 
 @pytest.mark.parametrize("most", [1, 9_000, 40_000])
 def test_shards_hold_the_same_and_stay_under_the_limit(tiny, exported, tmp_path, most):
-    out = export(tiny.run, tmp_path / "sharded", dtype="f32", max_shard_bytes=most).folder
+    out = export(tiny.run, tmp_path / "sharded", dtype="f32", max_shard_bytes=most, verified=False).folder
     index = json.loads((out / "model.safetensors.index.json").read_text())
     whole, files = load_file(exported / "model.safetensors"), sorted(set(index["weight_map"].values()))
     assert index["metadata"]["total_size"] == sum(t.nbytes for t in whole.values())
@@ -107,7 +109,7 @@ def test_shards_hold_the_same_and_stay_under_the_limit(tiny, exported, tmp_path,
 def test_an_older_step_and_the_mean_of_several(tiny, tmp_path):
     steps = committed_steps(tiny.run / "checkpoints")
     assert len(steps) >= 2
-    older = export(tiny.run, tmp_path / "older", step=steps[-2], dtype="f32").folder
+    older = export(tiny.run, tmp_path / "older", step=steps[-2], dtype="f32", verified=False).folder
     mean = export(tiny.run, tmp_path / "mean", average=2, dtype="f32").folder
     a, b = weights(tiny.run), weights(tiny.run, step=steps[-2])
     for path, value in weights(older).items():
@@ -129,6 +131,7 @@ def test_once_more_changes_nothing_and_another_one_is_refused(tiny, exported):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from equimoe.hub import checkpoint_tensors
 from equimoe.hub import export as module
 write, left = module.write_safetensors, int(sys.argv[3])
 def counted(*arguments):
@@ -139,20 +142,20 @@ def counted(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     return write(*arguments)
 module.write_safetensors = counted
-module.export(Path(sys.argv[1]), Path(sys.argv[2]), dtype="f32", max_shard_bytes=20_000)
+module.export(Path(sys.argv[1]), Path(sys.argv[2]), dtype="f32", max_shard_bytes=20_000, verified=False)
 """
 
 
 def test_a_kill_leaves_no_folder_and_the_next_try_keeps_what_is_complete(tiny, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    expected = export(tiny.run, tmp_path / "undisturbed", dtype="f32", max_shard_bytes=20_000)
+    expected = export(tiny.run, tmp_path / "undisturbed", dtype="f32", max_shard_bytes=20_000, verified=False)
     code = subprocess.run([sys.executable, "-c", KILLED, str(tiny.run), str(out), "3"]).returncode
     assert code == -9 and not out.exists()
     written, write = [], module.write_safetensors
     monkeypatch.setattr(
         module, "write_safetensors", lambda path, *rest: written.append(path.name) or write(path, *rest)
     )
-    again = export(tiny.run, out, dtype="f32", max_shard_bytes=20_000)
+    again = export(tiny.run, out, dtype="f32", max_shard_bytes=20_000, verified=False)
     shards = [name for name in expected.manifest["files"] if name.startswith("model-")]
     assert len(written) == len(shards) - 2 and written[0].startswith("model-00003")
     assert again.manifest["files"] == expected.manifest["files"]
@@ -163,9 +166,61 @@ def test_a_kill_leaves_no_folder_and_the_next_try_keeps_what_is_complete(tiny, t
 def test_the_remains_of_another_export_are_not_used(tiny, tmp_path):
     out = tmp_path / "out"
     subprocess.run([sys.executable, "-c", KILLED, str(tiny.run), str(out), "3"])
-    whole = export(tiny.run, out, dtype="bf16")
+    whole = export(tiny.run, out, dtype="bf16", verified=False)
     assert sorted(whole.manifest["files"]) == sorted(p.name for p in out.iterdir() if p.name != "manifest.json")
     assert "model.safetensors" in whole.manifest["files"]
+
+
+# Verification.
+
+
+def test_what_was_verified_is_in_the_manifest(exported):
+    facts = json.loads((exported / "manifest.json").read_text())["verification"]
+    assert facts["against_files"] < 1e-5 and facts["against_run"] < 1e-5 and facts["same_argmax"] == 1.0
+    expected = "transformers" if importlib.util.find_spec("transformers") else "equimoe"
+    assert facts["through"].startswith(expected) and facts["positions"] >= 2 * 16
+
+
+def test_a_wrong_number_is_found_and_the_folder_gets_no_name(tiny, tmp_path, monkeypatch):
+    original = checkpoint_tensors._on_disk
+
+    def one_is_off(array, tensor):
+        value = original(array, tensor).copy()
+        if tensor.name == "model.layers.1.mlp.experts.2.up_proj.weight":
+            value[0, 0] = np.nextafter(value[0, 0], np.float32(9))
+        return value
+
+    monkeypatch.setattr(checkpoint_tensors, "_on_disk", one_is_off)
+    with pytest.raises(EquimoeError, match=r"differs from the run in blocks\.moe\.experts\.up\."):
+        export(tiny.run, tmp_path / "out", dtype="f32")
+    assert not (tmp_path / "out").exists()
+    monkeypatch.undo()
+    assert export(tiny.run, tmp_path / "out", dtype="f32").folder.is_dir()  # the wrong shard is not taken again
+
+
+def test_code_that_computes_something_else_is_found(tiny, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    code = module._code()
+    wrong = code["modeling_equimoe.py"].replace(b"COMBINE_TOTAL = 2.5", b"COMBINE_TOTAL = 25.0")
+    monkeypatch.setattr(module, "_code", lambda: {**code, "modeling_equimoe.py": wrong})
+    with pytest.raises(
+        EquimoeError, match=r"verification \(0\.\d+\): logits of transformers .* must be those of equimoe"
+    ):
+        export(tiny.run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_stock_transformers_writes_what_equimoe_writes(tiny, exported):
+    """64 greedy tokens after a text, tokenizers and all, past the row of the training."""
+    transformers = pytest.importorskip("transformers")
+    model, tokenizer = equimoe.load(tiny.run)
+    text = "the router joins"
+    ours = equimoe.sampling.generate_text(model, tokenizer, text, tokens=64, temperature=0.0)
+    theirs_tokenizer = transformers.AutoTokenizer.from_pretrained(exported, trust_remote_code=True)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=True)
+    ids = theirs_tokenizer(text, return_tensors="pt").input_ids
+    new = theirs.generate(ids, max_new_tokens=64, do_sample=False)[0, ids.shape[1] :]
+    assert theirs_tokenizer.decode(new, skip_special_tokens=True) == ours and len(new) > 8
 
 
 def test_the_card_says_what_the_run_says(tiny, exported):

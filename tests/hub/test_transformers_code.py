@@ -32,16 +32,6 @@ AUTO_MAP = {
 WINDOW, FULL = 16, 48  # of every golden config
 
 
-@pytest.fixture(scope="module", autouse=True)
-def code_cache(tmp_path_factory):
-    """Where transformers copies a folder's code to before it imports it: not the user's cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = str(tmp_path_factory.mktemp("modules"))
-        patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", folder)
-        patch.setattr(sys, "path", [*sys.path])
-        yield
-
-
 def one_by_one(tensors: dict) -> dict:
     """Tensors with the stacked routed experts as one tensor an expert."""
     out = {}

@@ -318,8 +318,8 @@ class GrugMoeRouter(nn.Module):
         with maybe_autocast(x.device.type, enabled=False):
             logits = F.linear(x.float(), self.weight.float())
         selected = (logits.detach() + self.bias.float()).topk(self.top_k, dim=-1).indices
-        scores = torch.sigmoid(logits.gather(1, selected))
-        return logits, selected, COMBINE_TOTAL * scores / scores.sum(-1, keepdim=True)
+        # Sigmoid scores over their sum; in logarithms, for the scores of logits far below zero are 0 in float32.
+        return logits, selected, COMBINE_TOTAL * F.logsigmoid(logits.gather(1, selected)).softmax(-1)
 
 
 class GrugMoeExpertStack(nn.Module):
