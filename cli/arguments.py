@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AsJson", "Overrides", "Recipe", "Run", "Source"]
+__all__ = ["AsJson", "DataPaths", "Overrides", "Recipe", "Run", "Source", "data_overrides"]
 
 
 def _recipes(incomplete: str) -> list[str]:
@@ -44,4 +44,19 @@ Source = Annotated[
         autocompletion=_runs,
     ),
 ]
+DataPaths = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        metavar="PATHS",
+        help="Short for data.path=PATHS: files, folders, globs or hf://org/name, separated by commas.",
+    ),
+]
+
+
+def data_overrides(paths: list[str] | None) -> list[str]:
+    """What `--data` stands for; given twice it is refused as any override is."""
+    return [f"data.path={each}" for each in paths or ()]
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print the facts as one JSON object.")]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from equimoe.cli.arguments import AsJson, Recipe
+from equimoe.cli.arguments import AsJson, DataPaths, Recipe, data_overrides
 
 __all__ = ["commands"]
 
@@ -35,9 +35,7 @@ def show(
         list[str] | None,
         typer.Argument(metavar="[N] [NAME=VALUE]...", help="How many rows (1); changes, as for `train`."),
     ] = None,
-    paths: Annotated[
-        list[str] | None, typer.Option("--data", metavar="PATHS", help="Short for data.path=PATHS, as for `train`.")
-    ] = None,
+    paths: DataPaths = None,
     row: Annotated[int, typer.Option(min=0, help="The first row to show; the run reads rows in this order.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -53,6 +51,6 @@ def show(
     from equimoe.recipe.resolve import resolve
 
     count, overrides = split_count(words or ())
-    resolved = resolve(recipe, [*overrides, *(f"data.path={each}" for each in paths or ())])
+    resolved = resolve(recipe, [*overrides, *data_overrides(paths)])
     look = look_at(resolved.recipe, first_row=row, rows=count, log=lambda line: typer.echo(line, err=True))
     typer.echo(json.dumps(look.to_dict(), indent=1) if as_json else "\n".join(look.lines()))

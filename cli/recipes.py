@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from equimoe.cli.arguments import AsJson, Overrides, Recipe
+from equimoe.cli.arguments import AsJson, DataPaths, Overrides, Recipe, data_overrides
 
 __all__ = ["commands"]
 
@@ -61,7 +61,7 @@ def copy(
 
 
 @commands.command(rich_help_panel=PANEL)
-def show(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def show(recipe: Recipe, overrides: Overrides = None, data: DataPaths = None, as_json: AsJson = False) -> None:
     """Print a recipe as it would run, and what it comes to: parameters, tokens, rates, FLOPs, memory, this machine.
 
     [bold]Examples[/bold]
@@ -75,7 +75,7 @@ def show(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False) -
     from equimoe.plan.arithmetic import arithmetic, lines, machine_lines
     from equimoe.recipe.resolve import resolve
 
-    resolved = resolve(recipe, overrides or ())
+    resolved = resolve(recipe, [*(overrides or ()), *data_overrides(data)])
     machine = {**asdict(capabilities()), "device_memory_bytes": device_memory_bytes()}
     facts = arithmetic(resolved.recipe, devices=machine["device_count"], compute_dtype=machine["compute_dtype"])
     if as_json:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from equimoe.cli.arguments import Overrides, Recipe, Run, Source
+from equimoe.cli.arguments import DataPaths, Overrides, Recipe, Run, Source, data_overrides
 
 __all__ = ["commands"]
 
@@ -27,13 +27,7 @@ def train(
         str | None,
         typer.Option(metavar="NAME_OR_PATH", help="A name (runs/NAME) or a folder; default: the recipe's name."),
     ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATHS",
-            help="Short for data.path=PATHS: files, folders, globs or hf://org/name, separated by commas.",
-        ),
-    ] = None,
+    data: DataPaths = None,
 ) -> None:
     """Train a recipe from its start. Ctrl-C saves and prints how to resume; a run is never overwritten.
 
@@ -47,7 +41,7 @@ def train(
     from equimoe.recipe.resolve import resolve
     from equimoe.recipe.run_folder import new_run
 
-    resolved = resolve(recipe, [*(overrides or ()), *(f"data.path={paths}" for paths in data or ())])
+    resolved = resolve(recipe, [*(overrides or ()), *data_overrides(data)])
     folder = new_run(run, resolved.recipe.name)
 
     from equimoe.train import loop  # after the checks: a mistake is reported before JAX starts

@@ -76,7 +76,7 @@ class HubPath:
             return self
         from huggingface_hub import HfApi
 
-        with hub_errors(self):
+        with hub_errors(self, "data.path" if kind == "dataset" else "data.tokenizer"):
             info = HfApi().repo_info(self.repository, revision=self.revision, repo_type=kind)
         return dataclasses.replace(self, revision=info.sha)
 

@@ -4,8 +4,9 @@ Split. A document's side depends on its own text alone: the first 8 bytes of its
 1, put it in the held-out share if below `heldout_fraction`. So a document keeps its side when the corpus grows,
 in the next phase of a run and on another machine, and copies of it are on one side. Evaluation reads held-out
 documents in order of hash until `heldout_max_bytes`; the others stay reserved, neither trained on nor read, and
-are counted. If the share falls empty (few documents), the document of the smallest hash is held out; two different
-documents are needed. A single document is cut into pieces for that. Near duplicates are not looked for.
+are counted. Few documents may by chance hold less than half of the share: then those of the next larger hashes are held
+out too, until it is full, so that only there a document may change sides when others are added. Two different documents
+are needed; a single one is cut into pieces of nearly one size for that. Near duplicates are not looked for.
 
 A tokenizer that is given is tried on a sample: one that does not give the text back would make bits per byte too low.
 A little that is lost is warned about, more than `MOST_LOST_SHARE` is refused.
@@ -49,11 +50,12 @@ __all__ = ["Prepared", "Scan", "prepare", "reread", "scan", "split", "stopped"]
 
 Log = Callable[[str], None]
 TRAIN, HELDOUT, RESERVED = 0, 1, 2
-PREPARE_VERSION = 1  # raise it when the split, the sample or the layout of the folder changes
+PREPARE_VERSION = 2  # raise it when the split, the sample or the layout of the folder changes
 RECORD = "prepared.json"
 LOSS_SAMPLE_BYTES = 500_000  # a given tokenizer is tried on this much; a share of 0.01 % is seen in it
 PIECE_BYTES, LEAST_PIECE_BYTES, LEAST_PIECES = 20_000, 1_000, 50  # of a single document
 SMALL_HELDOUT_TOKENS = 10_000
+LEAST_SHARE_HELD = 0.5  # of `heldout_fraction`: with less, documents of larger hashes are held out as well
 _TOLD_EVERY_SECONDS = 10.0
 MOST_LOST_SHARE = 0.01  # above it bits per byte is off by more than the differences that people compare
 
@@ -157,8 +159,8 @@ def _scanned(data: Data, log: Log) -> tuple[Data, SourceCounts, Scan]:
     scanned = scan(documents(data, counts, log))
     if len(scanned.sizes) > 1:
         log(
-            f"data: one document of {size:,} bytes: cut at line ends into {len(scanned.sizes):,} pieces, so that a part"
-            f" can be held out (data.piece_bytes={data.piece_bytes})"
+            f"data: one document of {size:,} bytes: cut, at line ends where there are any, into {len(scanned.sizes):,}"
+            f" pieces, so that a part can be held out (data.piece_bytes={data.piece_bytes})"
         )
     return data, counts, scanned
 
@@ -195,11 +197,16 @@ def split(scanned: Scan, fraction: float, heldout_bytes: int) -> tuple[np.ndarra
         raise EquimoeError(
             "data.path",
             "must hold at least two different documents, one to hold out",
-            "Add documents, or let longer ones be cut: data.piece_bytes=1000",
+            "Add documents, or let longer ones be cut, for example data.piece_bytes=1000",
             value=f"{hashes.size} read, {np.unique(hashes).size} different",
         )
     threshold = np.uint64(min(int(fraction * 2.0**64), 2**64 - 1))
-    threshold = min(max(threshold, hashes.min() + np.uint64(1)), hashes.max())  # neither side empty
+    wanted = fraction * int(scanned.sizes.sum())
+    if scanned.sizes[hashes < threshold].sum() < LEAST_SHARE_HELD * wanted or hashes.min() >= threshold:
+        order = np.argsort(hashes, kind="stable")
+        last = min(int(np.searchsorted(np.cumsum(scanned.sizes[order]), wanted)), hashes.size - 1)
+        threshold = hashes[order[last]] + np.uint64(1)
+    threshold = min(threshold, hashes.max())  # something is left to train on
     sides = np.where(hashes < threshold, RESERVED, TRAIN).astype(np.uint8)
     candidates = np.flatnonzero(sides == RESERVED)
     limits = _take(candidates[np.argsort(hashes[candidates], kind="stable")], scanned.sizes, heldout_bytes)
@@ -352,7 +359,10 @@ def _summary(prepared: Prepared) -> Iterator[str]:
         f" sha256 {record['tokenizer_sha256'][:16]}; stored in {prepared.folder}"
     )
     if record["heldout"]["tokens"] < SMALL_HELDOUT_TOKENS:
-        yield f"warning: only {record['heldout']['tokens']:,} held-out tokens: their loss says little"
+        yield (
+            f"warning: only {record['heldout']['tokens']:,} held-out tokens: their loss says little;"
+            " data.heldout_fraction takes more"
+        )
     gone = Lost(**record.get("tokenizer_lost", {}))
     if gone.lost_bytes:
         yield f"warning: the tokenizer does not give all text back: {gone}; bits per byte comes out that much too low"

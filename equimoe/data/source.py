@@ -88,10 +88,11 @@ def _in_pieces(texts: Iterator[str], most_bytes: int | None) -> Iterator[str]:
 
 def pieces(text: str, most_bytes: int) -> Iterator[str]:
     """`text` in pieces of at most `most_bytes` UTF-8 bytes that end with lines; a longer line is cut between
-    characters. Nothing is lost, and no piece is empty."""
+    characters. Nothing is lost, no piece is empty, and the last two share what is left: no short one at the end."""
     raw, start = text.encode(), 0
     while start < len(raw):
-        end = start + most_bytes
+        left = len(raw) - start
+        end = start + (most_bytes if left <= most_bytes or 2 * left >= 3 * most_bytes else -(-left // 2))
         if end < len(raw):
             end = raw.rfind(b"\n", start, end) + 1 or _character_border(raw, start, end)
         yield raw[start:end].decode()

@@ -270,6 +270,14 @@ def _missing(recipe: Recipe, device_memory_bytes: int, device_count: int, comput
         f"{_gib(memory.carries_per_device)}; buffers and temporaries come on top",
         "use larger devices, a longer mesh or a smaller batch",
     )
+    estimate = memory.bytes_per_device + sum(memory.working.values())
+    problems.require(
+        memory.bytes_per_device > device_memory_bytes or estimate <= _SURELY_TOO_LARGE * device_memory_bytes,
+        "memory of one device",
+        _gib(estimate),
+        f"is an estimate of what a step needs, and far above the {_gib(device_memory_bytes)} of a device here",
+        "use shorter rows (model.max_position_embeddings), a smaller batch, or schedule.accumulation",
+    )
     problems.require(recipe.data.path is not None, "data.path", None, "this recipe names no data", "add --data PATHS")
     return problems
 
@@ -277,6 +285,9 @@ def _missing(recipe: Recipe, device_memory_bytes: int, device_count: int, comput
 # ---- printed
 
 
+_SURELY_TOO_LARGE = (
+    1.5  # times a device's memory: an estimate of temporaries that is above it cannot be off by that much
+)
 _COUNTED = ("float32 weights", "float32 gradients", "float32 optimizer state", "residual stream kept between layers")
 _NOT_COUNTED = (
     "transport buffers",

@@ -164,7 +164,7 @@ _RULES: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("must be above 0", "use 60, or none", lambda v: v > 0, "checkpoints.rolling_minutes"),
     ("must be 0 or above", "0 is greedy", lambda v: v >= 0, "samples.temperature"),
     # JAX keeps 32 bits of a seed: two that differ above them would give one model.
-    ("must be in 0 .. 4,294,967,295", "use a smaller number", lambda v: 0 <= v < 2**32, "seed"),
+    ("must be in 0 .. 4,294,967,295", "use one of these", lambda v: 0 <= v < 2**32, "seed"),
     (
         "must be auto, float32 or bfloat16",
         "use auto",
@@ -216,10 +216,13 @@ class Recipe:
         for rule, remedy, holds, paths in _RULES:
             for path in paths.split():
                 value = self._at(path)
-                problems.require(value is None or holds(value), path, value, rule, remedy)
+                problems.require(value is None or _holds(holds, value), path, value, rule, remedy)
         accumulation, batch = self.schedule.accumulation, self.schedule.batch_sequences
         problems.require(
-            accumulation < 1 or batch % accumulation == 0,
+            not isinstance(batch, int)
+            or not isinstance(accumulation, int)
+            or accumulation < 1
+            or batch % accumulation == 0,
             "schedule.accumulation",
             accumulation,
             f"must divide schedule.batch_sequences ({batch})",
@@ -279,6 +282,14 @@ class Recipe:
 
     def to_dict(self) -> dict:
         return dataclasses.asdict(self)
+
+
+def _holds(rule: Callable[[Any], bool], value: Any) -> bool:
+    """Whether the rule holds. A value of another type is named where types are checked (`recipe.fields`)."""
+    try:
+        return rule(value)
+    except TypeError:
+        return True
 
 
 def _held_out_set(given: Any) -> Any:

@@ -15,7 +15,7 @@ __all__ = ["find_run", "known_runs", "new_run"]
 
 RUNS = Path("runs")
 LONGEST_NAME = 255  # bytes, on every file system in use
-RECIPE = "recipe.json"
+RECIPE, METRICS = "recipe.json", "metrics.jsonl"
 COMMITTED = "checkpoints/[0-9]*/COMMITTED"  # the marker of a complete checkpoint (train/checkpoint.py)
 
 
@@ -36,6 +36,13 @@ def new_run(name_or_path: str | None, recipe_name: str) -> Path:
             f"Continue it with `equimoe resume {run}`, or choose another name with --run NAME",
             value=str(run),
         )
+    if (run / METRICS).is_file() and (run / METRICS).stat().st_size:
+        raise EquimoeError(
+            "run",
+            "holds a run that was stopped before its first checkpoint, and its metrics would be lost",
+            f"Start it over with `equimoe resume {run}`, remove the folder, or choose another name with --run NAME",
+            value=str(run),
+        )
     strangers = run.is_dir() and any(path for path in run.iterdir() if path.name != ".lock")  # the trainer's own lock
     if strangers and not (run / RECIPE).exists():
         raise EquimoeError(
@@ -53,9 +60,10 @@ def find_run(name_or_path: str) -> Path:
     run = next((path for path in (_path(name_or_path), here) if (path / RECIPE).is_file()), None)
     if run is None:
         known = [str(RUNS / name) for name in known_runs()]
-        close = nearest(str(_path(name_or_path)), known)
+        close = nearest(Path(name_or_path).name, known_runs())
+        close = close and str(RUNS / close)
         remedy = (
-            f"Did you mean {close}?"
+            f"Did you mean {close}? A new run is started with `equimoe train`"
             if close
             else f"Runs here: {', '.join(known)}"
             if known

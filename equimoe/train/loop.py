@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from equimoe.data.rows import Batch, Rows, heldout_batches
 from equimoe.data.source import absolute
 from equimoe.data.store import TokenStore
 from equimoe.data.tokenizer import TextTokenizer
-from equimoe.errors import EquimoeError
+from equimoe.errors import EquimoeError, first_line
 from equimoe.evaluate import make_scorer
 from equimoe.files import write_file
 from equimoe.parallel.capabilities import capabilities, device_memory_bytes
@@ -65,9 +66,9 @@ def train_recipe(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None
     wrong with the data; `interrupt.Stopped` after Ctrl-C (it is a KeyboardInterrupt) or SIGTERM (a SystemExit).
     """
     enable_compile_cache()
+    mesh = _mesh_that_fits(recipe)  # before the Hub is asked for anything
     recipe = _concrete(recipe)
-    mesh = _mesh_that_fits(recipe)
-    with Interrupt() as interrupt, held(run):
+    with Interrupt() as interrupt, held(run), _out_of_memory_said(recipe):
         if checkpoint.committed_steps(run / "checkpoints"):
             raise EquimoeError(
                 "run",
@@ -94,7 +95,7 @@ def resume_run(run: Path, overrides: Sequence[str] = ()) -> None:
     before, provenance = read_recipe(run)
     recipe = absolute(changed(before, overrides)) if overrides else before
     refuse_changes(before, recipe)
-    with Interrupt() as interrupt, held(run):
+    with Interrupt() as interrupt, held(run), _out_of_memory_said(recipe):
         steps = checkpoint.committed_steps(run / "checkpoints")
         newest = run / "checkpoints" / str(steps[-1]) if steps else None
         if newest is not None:
@@ -137,9 +138,25 @@ def _nothing_left(run: Path, recipe: Recipe, step: int) -> bool:
 
 def _mesh_that_fits(recipe: Recipe) -> Mesh:
     """The mesh over the devices here; refuses, before anything is written, what cannot be trained on them."""
-    refuse_if_too_large(recipe, device_memory_bytes(), jax.device_count())
+    refuse_if_too_large(recipe, device_memory_bytes(), jax.device_count(), compute_dtype=capabilities().compute_dtype)
     schedule = recipe.schedule
     return make_mesh(recipe.mesh, recipe.model, schedule.batch_sequences, accumulation=schedule.accumulation)
+
+
+@contextmanager
+def _out_of_memory_said(recipe: Recipe) -> Iterator[None]:
+    """XLA's error for memory that is not there, in one line; what was saved is whole."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise EquimoeError(
+            "memory of one device",
+            f"ran out ({first_line(error)})",
+            f"Use shorter rows (model.max_position_embeddings={recipe.model.max_position_embeddings}), a smaller batch"
+            f" (schedule.batch_sequences={recipe.schedule.batch_sequences}) or more schedule.accumulation",
+        ) from error
 
 
 def _concrete(recipe: Recipe) -> Recipe:

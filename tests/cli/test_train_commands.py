@@ -104,8 +104,35 @@ def test_a_run_name_that_is_no_path(cli, trained, name, problem):
 def test_a_seed_that_jax_would_cut(cli, trained):
     code, _, err = cli("train", "tiny", "seed=12345678901234567890")
     assert code == 2
-    assert "seed (12345678901234567890): must be in 0 .. 4,294,967,295; use a smaller number" in err
+    assert "seed (12345678901234567890): must be in 0 .. 4,294,967,295; use one of these" in err
     assert cli("train", "tiny", "seed=4294967295")[0] == 0
+
+
+def test_metrics_of_a_run_without_a_checkpoint_are_not_lost(cli, trained, tmp_path):
+    run = make_run(tmp_path / "runs" / "short", committed=False)
+    assert cli("train", "tiny", "--run", "short")[0] == 0  # nothing of value is there
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    code, _, err = cli("train", "tiny", "--run", "short")
+    assert code == 2 and "was stopped before its first checkpoint, and its metrics would be lost" in err
+    assert "equimoe resume runs/short" in err
+
+
+def test_wrong_types_in_a_recipe_file_are_all_named(tmp_path):
+    """In a process without the type checks of the tests, as users run it."""
+    (tmp_path / "mine.py").write_text(
+        "import equimoe\nfrom equimoe.recipe import Optimizer, Schedule\n\ndef recipe():\n"
+        "    return equimoe.Recipe(name='mine', model=equimoe.preset('tiny'), optimizer=Optimizer(muonh_lr='fast'),\n"
+        "        schedule=Schedule(steps='5', batch_sequences=8))\n"
+    )
+    done = run_cli("train", "./mine.py", folder=tmp_path)
+    assert done.returncode == 2 and "schedule.steps ('5'): must be a whole number" in done.stderr
+    assert "optimizer.muonh_lr ('fast'): must be a finite number" in done.stderr
+
+
+def test_rows_that_cannot_fit_are_refused_before_anything_is_written(cli, tmp_path):
+    code, _, err = cli("train", "tiny", "model.max_position_embeddings=10000000")
+    assert code == 2 and "memory of one device" in err and not (tmp_path / "runs").exists()
+    assert "is an estimate of what a step needs" in err or "must be at most the" in err
 
 
 def test_sigterm_exits_143(cli, monkeypatch):
@@ -164,7 +191,8 @@ def test_a_run_that_is_not_there_is_refused_with_the_nearest_one(cli, trained, t
     code, _, err = cli(*command)
     assert (code, err) == (
         2,
-        "equimoe: run ('runs/tinny'): must be a folder that holds recipe.json. Did you mean runs/tiny?\n",
+        "equimoe: run ('runs/tinny'): must be a folder that holds recipe.json. Did you mean runs/tiny?"
+        " A new run is started with `equimoe train`\n",
     )
     assert trained == []
 
