@@ -18,6 +18,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from equimoe.errors import EquimoeError, first_line
 from equimoe.hub.safetensors_writer import Tensor
 from equimoe.hub.tensors import Slot, slots
 from equimoe.model.quantile_balancing import bias_from_betas
@@ -105,13 +106,22 @@ class Source:
 
 
 def _mean(name: str, futures: Sequence[Any]) -> np.ndarray:
-    arrays = (np.asarray(future.result(), np.float32) for future in futures)
+    arrays = (_result(name, future) for future in futures)
     if name == "betas":
         arrays = (np.asarray(bias_from_betas(jnp.asarray(betas))) for betas in arrays)
     total = next(arrays)
     for array in arrays:
         total = total + array
     return total if len(futures) == 1 else total / np.float32(len(futures))
+
+
+def _result(name: str, future: Any) -> np.ndarray:
+    try:
+        return np.asarray(future.result(), np.float32)
+    except ValueError as error:  # TensorStore's for a file that is cut or gone
+        raise EquimoeError(
+            "checkpoint", f"has no readable array {name} ({first_line(error)})", "Export another --step"
+        ) from error
 
 
 def _on_disk(array: np.ndarray, tensor: WeightTensor) -> np.ndarray:

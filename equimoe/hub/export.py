@@ -44,6 +44,7 @@ from equimoe.hub.verify import verify
 from equimoe.model.transformer import Transformer
 from equimoe.recipe import Recipe
 from equimoe.recipe.recipe_json import read_recipe
+from equimoe.recipe.trajectory import refuse_edited
 from equimoe.train import checkpoint
 from equimoe.train.reading import load_run
 from equimoe.weights import describe
@@ -91,6 +92,8 @@ def export(
     """
     recipe, provenance = read_recipe(run)
     checkpoints = _checkpoints(run, step, average)
+    for each in checkpoints:
+        refuse_edited(checkpoint.read_position(each)["trajectory"], recipe, str(each))
     source = _identity(run, checkpoints, dtype, max_shard_bytes)
     out = out.absolute()
     if out.exists():
@@ -204,6 +207,10 @@ def _work_folder(out: Path) -> Iterator[Path]:
     """`.export-<name>` beside the target, held by this process; left there by a kill, for the next one."""
     work = out.with_name(f".export-{out.name}")
     try:
+        if work.is_symlink() or (work.is_dir() and any(work.iterdir()) and not (work / ".lock").exists()):
+            raise EquimoeError(
+                "out", f"is written by way of {work}, which holds something else", "Move that away", value=str(out)
+            )
         work.mkdir(parents=True, exist_ok=True)
         with open(work / ".lock", "a") as lock:
             try:
@@ -224,9 +231,9 @@ def _work_folder(out: Path) -> Iterator[Path]:
 
 def _give_name(work: Path, out: Path) -> None:
     (work / PROGRESS).unlink(missing_ok=True)
-    (work / ".lock").unlink()
     sync_folder(work)
-    os.rename(work, out)
+    os.rename(work, out)  # with the lock still held in it: who comes in between is sent away
+    (out / ".lock").unlink()
     sync_folder(out.parent)
 
 
@@ -260,7 +267,7 @@ def _write_shards(
     done = _progress(work, source)
     names = shard_names(len(shards))
     for number, (name, shard) in enumerate(zip(names, shards, strict=True), start=1):
-        if name in done and (work / name).is_file():
+        if name in done and (work / name).is_file() and file_sha256(work / name) == done[name]:
             log(f"{name} is complete from an earlier try")
             continue
         temporary = work / f"{name}.partial"
@@ -278,14 +285,13 @@ def _progress(work: Path, source: dict[str, Any]) -> dict[str, str]:
     """What an earlier try of the same export finished; the remains of another one are removed."""
     try:
         progress = json.loads((work / PROGRESS).read_bytes())
-        if progress["source"] == source:
-            return dict(progress["done"])
+        done = dict(progress["done"]) if progress["source"] == source else {}
     except (OSError, ValueError, KeyError, TypeError):
-        pass
+        done = {}
     for path in work.iterdir():
-        if path.name != ".lock":
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return {}
+        if path.name not in {".lock", PROGRESS, *done}:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    return done
 
 
 def _write_index(work: Path, tensors: Sequence[WeightTensor], max_bytes: int) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 from equimoe import __version__
 from equimoe.counting import counts
 from equimoe.recipe import Recipe
+from equimoe.train.metrics import read_lines
 
 __all__ = ["model_card"]
 
@@ -60,11 +61,9 @@ def _facts(recipe: Recipe, provenance: Mapping[str, Any], step: int, dtype: str)
 def _evaluations(run: Path, step: int) -> Iterator[str]:
     """The last evaluation up to the step, as metrics.jsonl has it."""
     last: dict[str, Any] = {}
-    with open(run / "metrics.jsonl", encoding="utf-8") as file:
-        for line in file:
-            values = json.loads(line)
-            if any(name.startswith("eval_loss/") for name in values) and values["step"] <= step:
-                last = {**last, **values} if last.get("step") == values["step"] else values
+    for values in read_lines(run / "metrics.jsonl"):
+        if any(name.startswith("eval_loss/") for name in values) and values.get("step", step + 1) <= step:
+            last = {**last, **values} if last.get("step") == values["step"] else values
     if last:
         rows = [(name, value) for name, value in last.items() if name.startswith("eval_")]
         table = "\n".join(f"| {name} | {value:,.4f} |" for name, value in rows if isinstance(value, float))

@@ -7,6 +7,8 @@ What it executes is the code that this package has just written into the folder,
 from __future__ import annotations
 
 import importlib.util
+import secrets
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -115,7 +117,11 @@ def _through_transformers(folder: Path, ids: Int32[np.ndarray, "B S"]) -> tuple[
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32)
+    with tempfile.TemporaryDirectory() as place:
+        # A new name: transformers keeps the code of a folder by its name, and would run that of an earlier export.
+        link = Path(place) / f"export_{secrets.token_hex(8)}"
+        link.symlink_to(folder.resolve())
+        model = transformers.AutoModelForCausalLM.from_pretrained(link, trust_remote_code=True, dtype=torch.float32)
     with torch.inference_mode():
         logits = model.eval()(torch.from_numpy(ids.astype(np.int64))).logits
     return f"transformers {transformers.__version__}", logits.float().numpy()
