@@ -6,6 +6,7 @@ killed. Cost: one fsync for the file and one for its folder.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import secrets
@@ -14,15 +15,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from equimoe.errors import EquimoeError
 
 __all__ = [
+    "LOCK",
     "aside",
     "cache_folder",
     "expanded",
     "file_sha256",
+    "locked_folder",
     "publish_folder",
     "remove_stale",
     "sync_folder",
@@ -32,7 +35,7 @@ __all__ = [
 
 Opened = TypeVar("Opened")
 
-ASIDE_PREFIX = ".aside-"
+ASIDE_PREFIX, LOCK = ".aside-", ".lock"
 STALE_AFTER_SECONDS = 24 * 3600.0  # an aside path that nothing has written to for a day belongs to a dead process
 
 
@@ -95,6 +98,29 @@ def write_file(path: Path, chunks: Iterable[bytes]) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+@contextmanager
+def locked_folder(folder: Path, busy: EquimoeError) -> Iterator[None]:
+    """Make `folder` and hold the lock in it, which goes with the process; raises `busy` if another process holds it."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / LOCK, "a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise busy from None
+            if not _is_at(file, folder / LOCK):  # who held it before removed the folder between our open and our lock
+                continue
+            yield
+            return
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def publish_folder(temporary: Path, folder: Path, opened: Callable[[], Opened | None]) -> Opened:

@@ -11,7 +11,6 @@ export that was killed goes on with the shards that are complete. Memory: one la
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import importlib.metadata
 import importlib.resources
@@ -34,7 +33,7 @@ from tokenizers.processors import TemplateProcessing
 from equimoe import __version__
 from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
 from equimoe.errors import EquimoeError
-from equimoe.files import file_sha256, sync_folder, write_file
+from equimoe.files import LOCK, file_sha256, locked_folder, sync_folder, write_file
 from equimoe.hub.checkpoint_tensors import Source, WeightTensor, weight_tensors
 from equimoe.hub.config_json import config_to_json
 from equimoe.hub.model_card import model_card
@@ -46,10 +45,10 @@ from equimoe.recipe import Recipe
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.recipe.trajectory import refuse_edited
 from equimoe.train import checkpoint
-from equimoe.train.reading import load_run
+from equimoe.train.reading import checkpoint_of, load_run
 from equimoe.weights import describe
 
-__all__ = ["DTYPES", "Exported", "bytes_of", "dtype_of", "export", "shard_names"]
+__all__ = ["DTYPES", "Exported", "bytes_of", "dtype_of", "export"]
 
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
 MANIFEST, INDEX, PROGRESS = "manifest.json", "model.safetensors.index.json", "progress.json"
@@ -98,17 +97,18 @@ def export(
     out = out.absolute()
     if out.exists():
         return _the_same(out, source, log)
-    tensors = weight_tensors(describe(recipe.model), DTYPES[dtype])
+    shards = _shards(weight_tensors(describe(recipe.model), DTYPES[dtype]), max_shard_bytes)
     with _work_folder(out) as work:
-        hashes = _write_shards(work, Source(checkpoints), _shards(tensors, max_shard_bytes), source, log)
-        hashes |= _write_index(work, tensors, max_shard_bytes)
+        if out.exists():  # another process came to its end before we held the lock
+            shutil.rmtree(work)
+            return _the_same(out, source, log)
+        hashes = _write_shards(work, Source(checkpoints), shards, source, log)
         tokenizer = load_tokenizer(checkpoints[0] / checkpoint.TOKENIZER, recipe.model.vocab_size)
-        for name, content in _small_files(run, recipe, provenance, checkpoints[0], tokenizer, dtype).items():
+        small = _small_files(run, recipe, provenance, checkpoints[0], tokenizer, dtype)
+        for name, content in {**_index(shards), **small}.items():
             write_file(work / name, [content])
-            hashes[name] = file_sha256(work / name)
-        facts = None
-        if verified:
-            facts = _verified(work, run, source, log)
+            hashes[name] = hashlib.sha256(content).hexdigest()
+        facts = _verified(work, run, source, log) if verified else None
         files = {n: {"bytes": (work / n).stat().st_size, "sha256": hashes[n]} for n in sorted(hashes)}
         manifest = {"format": "equimoe-export", "version": 1, "equimoe": __version__, "source": source}
         manifest |= {"verification": facts, "files": files}
@@ -121,7 +121,7 @@ def export(
 
 def dtype_of(name: str) -> Literal["bf16", "f32"]:
     """One of `DTYPES`, also by its long name."""
-    short = {"bfloat16": "bf16", "float32": "f32"}.get(name, name)
+    short = {long: short for short, long in _TORCH_NAMES.items()}.get(name, name)
     if short not in DTYPES:
         raise EquimoeError("dtype", f"must be {' or '.join(DTYPES)}", "Use bf16", value=name)
     return short  # type: ignore[return-value]
@@ -137,16 +137,8 @@ def bytes_of(size: str) -> int:
 
 def _checkpoints(run: Path, step: int | None, average: int) -> list[Path]:
     """The checkpoint of `step` and the `average - 1` before it, newest first."""
-    folder = checkpoint.newest_checkpoint(run).parent
-    steps = checkpoint.committed_steps(folder)
-    if step is not None and step not in steps:
-        raise EquimoeError(
-            "step",
-            f"is not complete in {run}, whose complete checkpoints are {', '.join(map(str, steps))}",
-            "Choose one of these, or leave it out for the newest",
-            value=step,
-        )
-    until = [s for s in steps if step is None or s <= step][::-1]
+    last = checkpoint_of(run, step)
+    until = [s for s in checkpoint.committed_steps(last.parent) if s <= int(last.name)][::-1]
     if not 1 <= average <= len(until):
         raise EquimoeError(
             "average",
@@ -154,10 +146,7 @@ def _checkpoints(run: Path, step: int | None, average: int) -> list[Path]:
             "Take fewer, or keep more checkpoints (checkpoints.keep, permanent_every_steps)",
             value=average,
         )
-    chosen = [folder / str(s) for s in until[:average]]
-    for one in chosen:
-        checkpoint.read_position(one)
-    return chosen
+    return [last.parent / str(s) for s in until[:average]]
 
 
 def _verified(work: Path, run: Path, source: dict[str, Any], log: Log) -> dict[str, Any]:
@@ -206,19 +195,13 @@ def _the_same(out: Path, source: dict[str, Any], log: Log) -> Exported:
 def _work_folder(out: Path) -> Iterator[Path]:
     """`.export-<name>` beside the target, held by this process; left there by a kill, for the next one."""
     work = out.with_name(f".export-{out.name}")
+    busy = EquimoeError("out", "is being written by another process", "Wait for it", value=str(out))
     try:
-        if work.is_symlink() or (work.is_dir() and any(work.iterdir()) and not (work / ".lock").exists()):
+        if work.is_symlink() or (work.is_dir() and any(work.iterdir()) and not (work / LOCK).exists()):
             raise EquimoeError(
                 "out", f"is written by way of {work}, which holds something else", "Move that away", value=str(out)
             )
-        work.mkdir(parents=True, exist_ok=True)
-        with open(work / ".lock", "a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise EquimoeError(
-                    "out", "is being written by another process", "Wait for it", value=str(out)
-                ) from None
+        with locked_folder(work, busy):
             yield work
     except OSError as error:
         raise EquimoeError(
@@ -233,7 +216,7 @@ def _give_name(work: Path, out: Path) -> None:
     (work / PROGRESS).unlink(missing_ok=True)
     sync_folder(work)
     os.rename(work, out)  # with the lock still held in it: who comes in between is sent away
-    (out / ".lock").unlink()
+    (out / LOCK).unlink()
     sync_folder(out.parent)
 
 
@@ -253,8 +236,9 @@ def _shards(tensors: Sequence[WeightTensor], max_bytes: int) -> list[list[Weight
     return [sorted(shard, key=lambda t: -t.dtype.itemsize) for shard in shards]
 
 
-def shard_names(count: int) -> list[str]:
+def _names(shards: Sequence[Any]) -> list[str]:
     """Names that every reader of sharded safetensors knows."""
+    count = len(shards)
     if count == 1:
         return ["model.safetensors"]
     return [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
@@ -265,7 +249,7 @@ def _write_shards(
 ) -> dict[str, str]:
     """{file: sha256}. Shards that an earlier try of the same export completed are kept."""
     done = _progress(work, source)
-    names = shard_names(len(shards))
+    names = _names(shards)
     for number, (name, shard) in enumerate(zip(names, shards, strict=True), start=1):
         if name in done and (work / name).is_file() and file_sha256(work / name) == done[name]:
             log(f"{name} is complete from an earlier try")
@@ -289,22 +273,20 @@ def _progress(work: Path, source: dict[str, Any]) -> dict[str, str]:
     except (OSError, ValueError, KeyError, TypeError):
         done = {}
     for path in work.iterdir():
-        if path.name not in {".lock", PROGRESS, *done}:
+        if path.name not in {LOCK, PROGRESS, *done}:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     return done
 
 
-def _write_index(work: Path, tensors: Sequence[WeightTensor], max_bytes: int) -> dict[str, str]:
-    shards = _shards(tensors, max_bytes)
+def _index(shards: Sequence[Sequence[WeightTensor]]) -> dict[str, bytes]:
+    """The file that says which shard holds a tensor; none beside a single one."""
     if len(shards) == 1:
         return {}
-    names = shard_names(len(shards))
     index = {
-        "metadata": {"total_size": sum(t.nbytes for t in tensors)},
-        "weight_map": {t.name: name for name, shard in zip(names, shards, strict=True) for t in shard},
+        "metadata": {"total_size": sum(t.nbytes for shard in shards for t in shard)},
+        "weight_map": {t.name: name for name, shard in zip(_names(shards), shards, strict=True) for t in shard},
     }
-    write_file(work / INDEX, [json.dumps(index, indent=1, sort_keys=True).encode()])
-    return {INDEX: file_sha256(work / INDEX)}
+    return {INDEX: json.dumps(index, indent=1, sort_keys=True).encode()}
 
 
 # What stands beside the weights.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,7 @@ def model_card(run: Path, recipe: Recipe, provenance: Mapping[str, Any], *, step
             f"# {recipe.name}",
             "A Mixture-of-Experts language model of the architecture of Marin's 535B-A23B run, trained with"
             f" [EquiMoE](https://pypi.org/project/equimoe) {__version__}.",
-            "## Facts\n\n"
-            + "\n".join(f"| {name} | {value} |" for name, value in _facts(recipe, provenance, step, dtype)),
+            "## Facts\n\n" + _table(_facts(recipe, provenance, step, dtype)),
             *_evaluations(run, step),
             _use(recipe),
             "## Recipe\n\nEvery setting that the model was trained with:\n\n```json\n" + _settings(recipe) + "\n```",
@@ -40,8 +39,6 @@ def _header(recipe: Recipe) -> str:
 
 
 def _facts(recipe: Recipe, provenance: Mapping[str, Any], step: int, dtype: str) -> Iterator[tuple[str, str]]:
-    yield "", ""
-    yield "---", "---"
     model, found = recipe.model, counts(recipe.model)
     tokens = step * recipe.schedule.batch_sequences * model.max_position_embeddings
     yield "parameters", f"{found.total:,}"
@@ -65,9 +62,12 @@ def _evaluations(run: Path, step: int) -> Iterator[str]:
         if any(name.startswith("eval_loss/") for name in values) and values.get("step", step + 1) <= step:
             last = {**last, **values} if last.get("step") == values["step"] else values
     if last:
-        rows = [(name, value) for name, value in last.items() if name.startswith("eval_")]
-        table = "\n".join(f"| {name} | {value:,.4f} |" for name, value in rows if isinstance(value, float))
-        yield f"## Evaluations at step {last['step']:,}\n\n| | |\n| --- | --- |\n{table}"
+        found = ((name, value) for name, value in last.items() if name.startswith("eval_") and isinstance(value, float))
+        yield f"## Evaluations at step {last['step']:,}\n\n" + _table((name, f"{value:,.4f}") for name, value in found)
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows)])
 
 
 def _use(recipe: Recipe) -> str:

@@ -5,8 +5,9 @@
 
 Memory counts what is certain and lasts through a step: weights, gradients and optimizer state in float32, and the
 residual stream that per-layer rematerialisation keeps (of one micro-batch, whose gradients are then added to a second
-copy of them). It leaves out transport buffers, gathered weights and temporaries, so it is a lower bound: what it
-refuses cannot run, what it lets pass may still not fit (`plan.working_set` estimates them). Plain Python, no JAX.
+copy of them). It leaves out transport buffers, gathered weights and temporaries, so it is a lower bound: what passes
+may still not fit. Refused is what does not fit by that bound, or by far with the temporaries that `plan.working_set`
+estimates. Plain Python, no JAX.
 """
 
 from __future__ import annotations
@@ -242,6 +243,9 @@ def _bytes(weight: Weight, size: int, gradient_copies: int) -> StateBytes:
     )
 
 
+_SURELY_TOO_LARGE = 1.5  # times a device's memory: an estimate above it is not wrong by that much
+
+
 def refuse_if_too_large(
     recipe: Recipe, device_memory_bytes: int, device_count: int, *, compute_dtype: str = "bfloat16"
 ) -> None:
@@ -285,9 +289,6 @@ def _missing(recipe: Recipe, device_memory_bytes: int, device_count: int, comput
 # ---- printed
 
 
-_SURELY_TOO_LARGE = (
-    1.5  # times a device's memory: an estimate of temporaries that is above it cannot be off by that much
-)
 _COUNTED = ("float32 weights", "float32 gradients", "float32 optimizer state", "residual stream kept between layers")
 _NOT_COUNTED = (
     "transport buffers",

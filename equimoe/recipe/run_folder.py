@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from equimoe.errors import EquimoeError
+from equimoe.files import LOCK
 from equimoe.recipe.fields import nearest
 
 __all__ = ["find_run", "known_runs", "new_run"]
@@ -43,7 +44,7 @@ def new_run(name_or_path: str | None, recipe_name: str) -> Path:
             f"Start it over with `equimoe resume {run}`, remove the folder, or choose another name with --run NAME",
             value=str(run),
         )
-    strangers = run.is_dir() and any(path for path in run.iterdir() if path.name != ".lock")  # the trainer's own lock
+    strangers = run.is_dir() and any(path for path in run.iterdir() if path.name != LOCK)  # the trainer's own
     if strangers and not (run / RECIPE).exists():
         raise EquimoeError(
             "run",
@@ -59,14 +60,13 @@ def find_run(name_or_path: str) -> Path:
     here = _expanded(name_or_path)
     run = next((path for path in (_path(name_or_path), here) if (path / RECIPE).is_file()), None)
     if run is None:
-        known = [str(RUNS / name) for name in known_runs()]
-        close = nearest(Path(name_or_path).name, known_runs())
-        close = close and str(RUNS / close)
+        names = known_runs()
+        close = nearest(Path(name_or_path).name, names)
         remedy = (
-            f"Did you mean {close}? A new run is started with `equimoe train`"
+            f"Did you mean {RUNS / close}? A new run is started with `equimoe train`"
             if close
-            else f"Runs here: {', '.join(known)}"
-            if known
+            else f"Runs here: {', '.join(str(RUNS / name) for name in names)}"
+            if names
             else (f"There is no run under {RUNS.absolute()} yet; start one with `equimoe train tiny`")
         )
         raise EquimoeError("run", f"must be a folder that holds {RECIPE}", remedy, value=str(_path(name_or_path)))

@@ -22,7 +22,7 @@ from equimoe.recipe.recipe_json import read_recipe
 from equimoe.train import checkpoint
 from equimoe.train.state import TrainState, with_pending_bias
 
-__all__ = ["load_run"]
+__all__ = ["checkpoint_of", "load_run"]
 
 
 def load_run(
@@ -33,7 +33,7 @@ def load_run(
     The arrays are put on `device`, default the first one. Raises EquimoeError that lists the steps there are.
     """
     recipe, _ = read_recipe(run)
-    folder = _checkpoint_of(run, step)
+    folder = checkpoint_of(run, step)
     where = SingleDeviceSharding(all_devices()[0] if device is None else device)
     like = jax.tree.map(
         lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), jax.eval_shape(lambda: _weights(recipe.model))
@@ -51,7 +51,8 @@ def _weights(config: ModelConfig) -> TrainState:
     return TrainState(jnp.zeros((), jnp.int32), build(config, jax.random.key(0)), None, betas)
 
 
-def _checkpoint_of(run: Path, step: int | None) -> Path:
+def checkpoint_of(run: Path, step: int | None) -> Path:
+    """The folder of a complete checkpoint, None: the newest. Raises EquimoeError that lists the steps there are."""
     newest = checkpoint.newest_checkpoint(run)
     if step is None:
         return newest

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from equimoe.errors import EquimoeError
+from equimoe.files import LOCK, locked_folder
 from equimoe.train import checkpoint
 from equimoe.train.interrupt import Stopped
 
 __all__ = ["held"]
 
-LOCK = ".lock"
 _REFUSALS = {
     getattr(errno, name)
     for name in ("EACCES", "EPERM", "EROFS", "ENOSPC", "EDQUOT", "EIO", "ENAMETOOLONG", "ENOTDIR", "EEXIST", "EISDIR")
@@ -30,8 +27,11 @@ def held(run: Path) -> Iterator[None]:
     A start that fails before anything was written leaves no folder. Raises EquimoeError if another process holds the
     run, or for a file that the disk refuses.
     """
+    busy = EquimoeError(
+        "run", "is being trained by another process", "Wait for it, or choose another --run", value=str(run)
+    )
     try:
-        with _locked(run):
+        with locked_folder(run, busy):
             for name in checkpoint.remove_incomplete(run / "checkpoints"):
                 print(f"removed {name} from {run / 'checkpoints'}: its save was interrupted, it has no marker")
             try:
@@ -54,30 +54,6 @@ def held(run: Path) -> Iterator[None]:
             "Free disk space or fix the permissions; what was saved is whole, and `equimoe resume` continues it",
             value=str(run),
         ) from error
-
-
-@contextmanager
-def _locked(run: Path) -> Iterator[None]:
-    while True:
-        run.mkdir(parents=True, exist_ok=True)
-        with open(run / LOCK, "a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise EquimoeError(
-                    "run", "is being trained by another process", "Wait for it, or choose another --run", value=str(run)
-                ) from None
-            if not _is_at(file, run / LOCK):  # who held it before removed the folder between our open and our lock
-                continue
-            yield
-            return
-
-
-def _is_at(file: IO[str], path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _how_to_go_on(run: Path) -> str:

@@ -128,6 +128,20 @@ def test_once_more_changes_nothing_and_another_one_is_refused(tiny, exported):
     assert {path.name: path.stat().st_mtime_ns for path in exported.iterdir()} == before
 
 
+def test_another_process_that_ends_just_before_is_not_disturbed(tiny, tmp_path, monkeypatch):
+    out, planned, lines = tmp_path / "out", module.weight_tensors, []
+
+    def late(*arguments):
+        monkeypatch.setattr(module, "weight_tensors", planned)
+        export(tiny.run, out, verified=False)
+        return planned(*arguments)
+
+    monkeypatch.setattr(module, "weight_tensors", late)
+    assert export(tiny.run, out, verified=False, log=lines.append).folder == out
+    assert lines == [f"{out} holds this export already"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"] and not (out / ".lock").exists()
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

@@ -392,7 +392,7 @@ def test_the_lock_is_on_the_folder_that_is_there(tmp_path, monkeypatch):
         return original(file, how)
 
     original = fcntl.flock
-    monkeypatch.setattr(run_lock.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     with run_lock.held(run):
         assert len(opened) == 2
         assert (run / ".lock").exists()
