@@ -61,3 +61,12 @@ def tiny(tmp_path_factory):
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("EQUIMOE_CACHE", str(root / "cache"))
         yield make_tiny(root)
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A double of the Hugging Face Hub, empty (hub_double.py), that huggingface_hub talks to."""
+    from hub_server import hub_for_client
+
+    with hub_for_client(monkeypatch, tmp_path) as served:
+        yield served

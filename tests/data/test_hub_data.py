@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from data_helpers import WORDS
-from hub_double import Hub, serving
+from hub_double import TOKEN, Fault, Hub
 
 from equimoe.data import hub_dataset, hub_files
 from equimoe.data.hub_dataset import choose_files
@@ -24,8 +24,6 @@ from equimoe.errors import EquimoeError
 from equimoe.recipe import Data, HeldOutSet
 from equimoe.recipe.recipe_json import recipe_to_json
 from equimoe.recipe.resolve import resolve
-
-TOKEN = "hf_abcdefghijklmnopqrstuvwxyz012345"
 
 
 def lines(*texts: str, field: str = "text") -> bytes:
@@ -50,17 +48,9 @@ FILES = {
 
 
 @pytest.fixture
-def hub(monkeypatch, tmp_path):
-    from huggingface_hub import constants
-
-    with serving({("dataset", "me/texts"): FILES}) as (hub, address):
-        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, address)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "ENDPOINT", address)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)  # between its retries
-        yield hub
+def hub(hub):
+    hub.push("me/texts", FILES)
+    return hub
 
 
 def read(path, counts=None, log=lambda line: None, **settings) -> list[str]:
@@ -162,11 +152,10 @@ def test_a_run_keeps_the_commit_that_it_started_with(hub):
 
 
 def test_a_download_that_breaks_off_leaves_nothing_and_is_made_again(hub, cache, monkeypatch):
-    hub.broken["data/train-00001.parquet"] = 400
+    hub.faults.append(Fault("GET", "data/train-00001.parquet", 400))
     with pytest.raises(EquimoeError, match=r"hf://me/texts@\w{40}'\): could not be read from the Hub \(.*400"):
         read("hf://me/texts")
     assert list((cache / "hub").iterdir()) == []
-    hub.broken.clear()
     assert read("hf://me/texts") == TRAIN
 
 
