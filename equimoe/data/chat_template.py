@@ -25,7 +25,15 @@ from equimoe.data.tokenizer import TextTokenizer
 from equimoe.errors import EquimoeError, first_line
 from equimoe.files import expanded
 
-__all__ = ["LLAMA3_TEMPLATE", "PLAIN_TEMPLATE", "ChatTemplate", "find_template", "read_template"]
+__all__ = [
+    "LLAMA3_TEMPLATE",
+    "PLAIN_TEMPLATE",
+    "ChatTemplate",
+    "find_template",
+    "read_template",
+    "reply_ends",
+    "template_text",
+]
 
 # Marin's form: Llama-3 headers; the assistant's turn, with its <|eot_id|>, is what training scores.
 LLAMA3_TEMPLATE = """\
@@ -103,23 +111,36 @@ def find_template(folders: Sequence[Path], tokenizer: TextTokenizer, choice: str
         return read_template(PLAIN_TEMPLATE, tokenizer, folders, stop_strings=_PLAIN_STOPS)
     if choice is not None:
         return read_template(_text_of(expanded(choice)), tokenizer, folders)
-    for folder in folders:
-        if (folder / "chat_template.jinja").is_file():
-            return read_template(_text_of(folder / "chat_template.jinja"), tokenizer, folders)
-        source = _json_of(folder / "tokenizer_config.json").get("chat_template")
-        if isinstance(source, list):  # several, by name
-            named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-            source = named.get("default")
-        if isinstance(source, str):
-            return read_template(source, tokenizer, folders)
-    if all(tokenizer.inner.token_to_id(token) is not None for token in _LLAMA3_TOKENS):
-        return read_template(LLAMA3_TEMPLATE, tokenizer, folders)
+    source = template_text(folders, tokenizer)
+    if source is not None:
+        return read_template(source, tokenizer, folders)
     raise EquimoeError(
         "chat template",
         f"none stands beside the tokenizer, which has no {', '.join(_LLAMA3_TOKENS)} either: a model without a chat "
         "training, as it seems",
         "Use `equimoe sample`, or give --template FILE (Jinja), or --template plain for a dialogue in plain text",
     )
+
+
+def template_text(folders: Sequence[Path], tokenizer: TextTokenizer) -> str | None:
+    """The template of the folders, else Llama-3's if the tokenizer has its tokens, else None. Jinja is not needed."""
+    for folder in folders:
+        if (folder / "chat_template.jinja").is_file():
+            return _text_of(folder / "chat_template.jinja")
+        source = _json_of(folder / "tokenizer_config.json").get("chat_template")
+        if isinstance(source, list):  # several, by name
+            named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+            source = named.get("default")
+        if isinstance(source, str):
+            return source
+    has_headers = all(tokenizer.inner.token_to_id(token) is not None for token in _LLAMA3_TOKENS)
+    return LLAMA3_TEMPLATE if has_headers else None
+
+
+def reply_ends(tokenizer: TextTokenizer) -> set[int]:
+    """Tokens that end a reply: the end of a text, and of a turn in the forms that are common."""
+    control = _control(tokenizer)
+    return {stop for stop in (tokenizer.end, *map(control.get, _END_OF_TURN)) if stop is not None}
 
 
 def read_template(
@@ -137,22 +158,24 @@ def read_template(
             f"must be Jinja, but line {error.lineno}: {error.message}",
             "Repair it, or give another one with --template FILE",
         ) from error
-    control = {
-        token.content: number
-        for number, token in tokenizer.inner.get_added_tokens_decoder().items()
-        if token.special and token.content
-    }
+    control = _control(tokenizer)
     text_of = {number: text for text, number in control.items()}
     begin, end = text_of.get(tokenizer.begin, ""), text_of.get(tokenizer.end, "")
-    stops = {tokenizer.end, *(control.get(name) for name in _END_OF_TURN)}
+    stops: set[Any] = set(reply_ends(tokenizer))
     for folder in folders:
         settings = _json_of(folder / "tokenizer_config.json")
         begin, end = (_token_text(settings.get(n)) or old for n, old in (("bos_token", begin), ("eos_token", end)))
         stops.add(control.get(end))
         more = _json_of(folder / "generation_config.json").get("eos_token_id")
         stops |= set(more if isinstance(more, list) else [more])
-    stop_ids = tuple(sorted(stop for stop in stops if isinstance(stop, int)))
-    return ChatTemplate(tokenizer, compiled, control, stop_ids, stop_strings, begin, end)
+    ids = tuple(sorted(stop for stop in stops if isinstance(stop, int)))
+    return ChatTemplate(tokenizer, compiled, control, ids, stop_strings, begin, end)
+
+
+def _control(tokenizer: TextTokenizer) -> dict[str, int]:
+    """Text -> id of the control tokens."""
+    added = tokenizer.inner.get_added_tokens_decoder()
+    return {token.content: number for number, token in added.items() if token.special and token.content}
 
 
 def _environment() -> Any:

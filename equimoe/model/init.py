@@ -24,7 +24,7 @@ from equimoe.model.transformer import Block, Embedding, Transformer
 from equimoe.parallel.capabilities import capabilities
 from equimoe.weights import Weight, describe
 
-__all__ = ["abstract", "assemble", "build", "init", "leaves_by_path", "map_by_path"]
+__all__ = ["abstract", "assemble", "block", "build", "gated_norm", "init", "leaves_by_path", "map_by_path"]
 
 _TRUNCATION_SIGMAS = 3.0  # hero_spec section 1: truncated normal within +-3 sigma
 
@@ -60,9 +60,17 @@ def assemble(config: ModelConfig, leaves: Mapping[str, Array]) -> Transformer:
     """The Equinox tree over the given leaves, which must be exactly those of the table."""
     expected = describe(config)
     assert leaves.keys() == expected.keys(), sorted(leaves.keys() ^ expected.keys())
+    return Transformer(
+        embed=Embedding(table=leaves["embed.table"], norm=gated_norm(leaves, "embed.norm")),
+        blocks=block(leaves),
+        final_norm=gated_norm(leaves, "final_norm"),
+        lm_head=leaves["lm_head"],
+        config=config,
+    )
 
-    def gated_norm(path: str) -> GatedNorm:
-        return GatedNorm(gain=leaves[f"{path}.gain"], down=leaves[f"{path}.down"], up=leaves[f"{path}.up"])
+
+def block(leaves: Mapping[str, Array]) -> Block:
+    """The tree over the leaves under `blocks.`: all layers stacked, as in a model, or those of one layer."""
 
     def part(kind, path: str, names: str):
         """A module whose arrays all stand in the table under one path, or None where the table has none."""
@@ -70,24 +78,23 @@ def assemble(config: ModelConfig, leaves: Mapping[str, Array]) -> Transformer:
             return None
         return kind(**{name: leaves.get(f"{path}.{name}") for name in names.split()})
 
-    return Transformer(
-        embed=Embedding(table=leaves["embed.table"], norm=gated_norm("embed.norm")),
-        blocks=Block(
-            attention_norm=gated_norm("blocks.attention_norm"),
-            attention=part(Attention, "blocks.attention", "w_q w_k w_v w_o gate conv_k conv_v conv_out"),
-            moe_norm=gated_norm("blocks.moe_norm"),
-            moe=MoE(
-                router=part(Router, "blocks.moe.router", "weight bias"),
-                latent=part(Latent, "blocks.moe.latent", "down gain up"),
-                experts=part(Experts, "blocks.moe.experts", "gate up down"),
-                shared=part(SharedExperts, "blocks.moe.shared", "gate up down"),
-                conv_out=leaves.get("blocks.moe.conv_out"),
-            ),
+    return Block(
+        attention_norm=gated_norm(leaves, "blocks.attention_norm"),
+        attention=part(Attention, "blocks.attention", "w_q w_k w_v w_o gate conv_k conv_v conv_out"),
+        moe_norm=gated_norm(leaves, "blocks.moe_norm"),
+        moe=MoE(
+            router=part(Router, "blocks.moe.router", "weight bias"),
+            latent=part(Latent, "blocks.moe.latent", "down gain up"),
+            experts=part(Experts, "blocks.moe.experts", "gate up down"),
+            shared=part(SharedExperts, "blocks.moe.shared", "gate up down"),
+            conv_out=leaves.get("blocks.moe.conv_out"),
         ),
-        final_norm=gated_norm("final_norm"),
-        lm_head=leaves["lm_head"],
-        config=config,
     )
+
+
+def gated_norm(leaves: Mapping[str, Array], path: str) -> GatedNorm:
+    """The norm whose leaves stand under `path`."""
+    return GatedNorm(gain=leaves[f"{path}.gain"], down=leaves[f"{path}.down"], up=leaves[f"{path}.up"])
 
 
 def leaves_by_path(model: Transformer) -> dict[str, Any]:

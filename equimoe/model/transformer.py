@@ -30,7 +30,7 @@ from equimoe.model.router import Routing
 from equimoe.parallel.capabilities import capabilities
 from equimoe.parallel.local import Dispatch
 
-__all__ = ["Block", "Embedding", "Output", "RouterRecord", "Transformer", "checked_segments", "forward"]
+__all__ = ["Block", "Embedding", "Output", "RouterRecord", "Transformer", "checked_segments", "forward", "head_logits"]
 
 QB_BINS = 10_000  # bins of the HIST estimator in the hero run (hero_spec section 2)
 
@@ -85,9 +85,12 @@ class Output(eqx.Module):
 
     def logits(self) -> Float32[Array, "B S V"]:
         """All logits at once, float32: for inspection and sampling. Training never makes this array."""
-        return jnp.einsum(
-            "bsd,vd->bsv", self.hidden, self.lm_head.astype(self.hidden.dtype), preferred_element_type=jnp.float32
-        )
+        return head_logits(self.hidden, self.lm_head)
+
+
+def head_logits(hidden: Float[Array, "B S D"], lm_head: Float[Array, "V D"]) -> Float32[Array, "B S V"]:
+    """Logits of the vocabulary entries whose rows `lm_head` holds: all of them, or a block."""
+    return jnp.einsum("bsd,vd->bsv", hidden, lm_head.astype(hidden.dtype), preferred_element_type=jnp.float32)
 
 
 class Transformer(eqx.Module):
