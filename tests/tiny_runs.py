@@ -81,6 +81,55 @@ def write_corpus(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+def made_run(
+    run: Path,
+    change: Callable[[dict], Any] = dict,
+    *,
+    steps: tuple[int, ...] = (3,),
+    betas: float = 0.01,
+    **recipe: Any,
+) -> Path:
+    """A run that never trained: random weights, `change` applied to its {path: array}; a checkpoint for each step."""
+    import dataclasses
+
+    import jax.numpy as jnp
+    import numpy as np
+
+    import equimoe
+    from equimoe.data.tokenizer import train_tokenizer
+    from equimoe.model.init import assemble, leaves_by_path
+    from equimoe.recipe.recipe_json import new_provenance, recipe_to_json
+    from equimoe.train import checkpoint
+    from equimoe.train.state import TrainState
+
+    sizes = {"head_dim": 8, "experts": 4, "experts_per_token": 2, "vocabulary": 304, "row_tokens": 32}
+    config = recipe.pop("model", None) or equimoe.derive(16, layers=2, gated_norm_rank=8, **sizes)
+    tokenizer = recipe.pop("tokenizer", None) or train_tokenizer([" ".join(WORDS)], config.vocab_size).json
+    provenance = recipe.pop("provenance", new_provenance("python"))
+    made = equimoe.Recipe(name="made", model=config, schedule=equimoe.Schedule(steps=10, batch_sequences=4))
+    made = dataclasses.replace(made, **recipe)
+    run.mkdir(parents=True)
+    (run / "recipe.json").write_text(recipe_to_json(made, provenance))
+    shape = (config.num_hidden_layers, config.num_experts)
+    for step in steps:
+        leaves = {path: np.array(leaf) for path, leaf in leaves_by_path(_built(config, step)).items()}
+        leaves = change(leaves) or leaves
+        model = assemble(config, {path: jnp.asarray(leaf) for path, leaf in leaves.items()})
+        drawn = jnp.asarray(np.random.default_rng(step).normal(0, betas, shape), jnp.float32)
+        state = TrainState(jnp.int32(step), model, None, drawn)
+        checkpoint.begin(run / "checkpoints", state, sequences=4 * step, tokenizer=tokenizer.encode())()
+    return run
+
+
+@cache
+def _built(config: Any, seed: int) -> Any:
+    import jax
+
+    from equimoe.model.init import init
+
+    return init(config, key=jax.random.key(seed))
+
+
 @cache
 def _programs() -> dict[str, Callable]:
     import jax

@@ -78,6 +78,11 @@ class Source:
             for tensor in group:
                 yield _on_disk(whole[tensor.slot.index[1:]], tensor)
 
+    def array(self, path: str, layer: int | None = None) -> np.ndarray:
+        """An array of the weight table as the run has it, in float32: of a stacked one a layer, else the whole."""
+        name, selection = ("betas" if path == BIAS else f"model.{path}"), (... if layer is None else layer)
+        return _mean(name, [store[selection].read() for store in self._stores(name)])
+
     def _reads(self, tensor: WeightTensor) -> Iterator[tuple[str, Any]]:
         """What is read at a time for a tensor and its neighbours: (array, selection)."""
         if tensor.path == BIAS:
@@ -118,7 +123,7 @@ def _mean(name: str, futures: Sequence[Any]) -> np.ndarray:
 def _result(name: str, future: Any) -> np.ndarray:
     try:
         return np.asarray(future.result(), np.float32)
-    except ValueError as error:  # TensorStore's for a file that is cut or gone
+    except (ValueError, OSError, RuntimeError) as error:  # TensorStore's for a file that is cut, gone or not ours
         raise EquimoeError(
             "checkpoint", f"has no readable array {name} ({first_line(error)})", "Export another --step"
         ) from error

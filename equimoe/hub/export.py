@@ -2,18 +2,17 @@
 
     config.json  model.safetensors or shards with an index  tokenizer.json  tokenizer_config.json
     generation_config.json  modeling_equimoe.py  configuration_equimoe.py (for transformers)  README.md (the model card)
-    LICENSE  manifest.json (sha256 of every file, written last)
+    LICENSE  chat_template.jinja (of a model that chats)  manifest.json (sha256 of every file, written last)
 
 Everything is written aside, in `.export-<name>` beside the target, and the folder gets its name when it is whole. An
-export that was killed goes on with the shards that are complete. Memory: one layer of the largest array, three times.
+export that was killed goes on with the shards that are complete. Memory: one layer of the largest array, three times;
+with the verification two layers of all arrays.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.metadata
-import importlib.resources
 import json
 import os
 import re
@@ -23,42 +22,33 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from tokenizers import Tokenizer
-from tokenizers.processors import TemplateProcessing
 
 from equimoe import __version__
-from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
+from equimoe.data.tokenizer import load_tokenizer
 from equimoe.errors import EquimoeError
-from equimoe.files import LOCK, file_sha256, locked_folder, sync_folder, write_file
+from equimoe.files import LOCK, file_sha256, sync_folder, write_file
 from equimoe.hub.checkpoint_tensors import Source, WeightTensor, weight_tensors
-from equimoe.hub.config_json import config_to_json
-from equimoe.hub.manifest import FORMAT, MANIFEST, VERSION
-from equimoe.hub.model_card import model_card
+from equimoe.hub.manifest import FORMAT, MANIFEST, VERSION, whole_export
+from equimoe.hub.model_card import checked_licence
 from equimoe.hub.safetensors_files import read_json
 from equimoe.hub.safetensors_writer import write_safetensors
-from equimoe.hub.verify import verify
-from equimoe.model.transformer import Transformer
+from equimoe.hub.small_files import small_files
+from equimoe.hub.target import PROGRESS, discard, give_name, is_free, target_folder, work_folder
+from equimoe.hub.through_torch import missing_library
+from equimoe.hub.verify import JAX_ONLY, verify
 from equimoe.recipe import Recipe
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.recipe.trajectory import refuse_edited
 from equimoe.train import checkpoint
-from equimoe.train.reading import checkpoint_of, load_run
+from equimoe.train.reading import checkpoint_of
 from equimoe.weights import describe
 
 __all__ = ["DTYPES", "Exported", "bytes_of", "discard", "dtype_of", "export", "state_of"]
 
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
-INDEX, PROGRESS = "model.safetensors.index.json", "progress.json"
-CODE = "transformers_code"
-AUTO_MAP = {
-    "AutoConfig": "configuration_equimoe.GrugMoeConfig",
-    "AutoModel": "modeling_equimoe.GrugMoeModel",
-    "AutoModelForCausalLM": "modeling_equimoe.GrugMoeForCausalLM",
-}
+INDEX = "model.safetensors.index.json"
 _TORCH_NAMES = {"bf16": "bfloat16", "f32": "float32"}
 
 Log = Callable[[str], None]
@@ -72,6 +62,23 @@ class Exported:
     manifest: dict[str, Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """What is to be written."""
+
+    recipe: Recipe
+    checkpoints: list[Path]  # whose mean is taken, the newest first
+    source: dict[str, Any]  # of the manifest: what decides the bytes of the weights
+    shards: list[list[WeightTensor]]
+    small: dict[str, bytes]
+    verified: bool
+    log: Log
+
+    @property
+    def dtype(self) -> np.dtype:
+        return DTYPES[self.source["dtype"]]
+
+
 def export(
     run: Path,
     out: Path,
@@ -81,44 +88,117 @@ def export(
     max_shard_bytes: int = 5_000_000_000,
     average: int = 1,
     verified: bool = True,
+    license: str | None = None,
     log: Log = lambda line: None,
 ) -> Exported:
-    """Write the model of `run` at `step` (default the newest complete checkpoint) to the new folder `out`.
+    """Write the model of `run` at `step` (default the newest complete checkpoint) to `out`, a new or empty folder.
 
     `average`: the mean of that checkpoint's weights and of the `average - 1` complete ones before it. `verified`: the
-    folder gets its name only if its weights are the run's and its code computes the same logits (`hub.verify`), which
-    takes both models in memory. The same export once more changes nothing. Raises EquimoeError for a target that holds
-    anything else.
+    folder gets its name only if its weights are the run's and its code computes the same logits (`hub.verify`).
+    `license`: of the weights, an id of the Hub; None says nothing. The same export once more changes nothing, but makes
+    up for a verification that was left out. Raises EquimoeError for a target that holds anything else.
     """
+    checked_licence(license)
+    folder = target_folder(out, run)
     recipe, provenance = read_recipe(run)
     checkpoints = _checkpoints(run, step, average)
-    for each in checkpoints:
-        refuse_edited(checkpoint.read_position(each)["trajectory"], recipe, str(each))
-    source = _identity(run, checkpoints, dtype, max_shard_bytes)
-    out = out.absolute()
-    if out.exists():
-        return _the_same(out, source, log)
-    shards = _shards(weight_tensors(describe(recipe.model), DTYPES[dtype]), max_shard_bytes)
-    with _work_folder(out) as work:
-        if out.exists():  # another process came to its end before we held the lock
-            shutil.rmtree(work)
-            return _the_same(out, source, log)
-        hashes = _write_shards(work, Source(checkpoints), shards, source, log)
-        _still_there(work, checkpoints)
-        tokenizer = load_tokenizer(checkpoints[0] / checkpoint.TOKENIZER, recipe.model.vocab_size)
-        small = _small_files(run, recipe, provenance, checkpoints[0], tokenizer, dtype)
-        for name, content in {**_index(shards), **small}.items():
-            write_file(work / name, [content])
-            hashes[name] = hashlib.sha256(content).hexdigest()
-        facts = _verified(work, run, source, log) if verified else None
-        files = {n: {"bytes": (work / n).stat().st_size, "sha256": hashes[n]} for n in sorted(hashes)}
-        manifest = {"format": FORMAT, "version": VERSION, "equimoe": __version__, "source": source}
-        manifest |= {"verification": facts, "files": files}
-        write_file(work / MANIFEST, [json.dumps(manifest, indent=1).encode()])
-        _give_name(work, out)
-    total = sum(entry["bytes"] for entry in files.values())
-    log(f"exported step {source['steps'][0]} of {run} to {out}: {total:,} bytes in {len(files) + 1} files")
+    with _removal_said(checkpoints, recipe):
+        with _readable(run):
+            for each in checkpoints:
+                refuse_edited(checkpoint.read_position(each)["trajectory"], recipe, str(each))
+            source = _identity(run, checkpoints, dtype, max_shard_bytes)
+            shards = _shards(weight_tensors(describe(recipe.model), DTYPES[dtype]), max_shard_bytes)
+            tokenizer = load_tokenizer(checkpoints[0] / checkpoint.TOKENIZER, recipe.model.vocab_size)
+            small = small_files(
+                run, recipe, provenance, tokenizer, steps=source["steps"], dtype=_TORCH_NAMES[dtype], licence=license
+            )
+        job = _Job(recipe, checkpoints, source, shards, {**_index(shards), **small}, verified, log)
+        if not is_free(folder):
+            return _existing(folder, job)
+        with work_folder(folder, log) as work:
+            if not is_free(folder):  # another process came to its end before we held the lock
+                shutil.rmtree(work)
+                return _existing(folder, job)
+            manifest = _write(work, job)
+            give_name(work, folder)
+    total = sum(entry["bytes"] for entry in manifest["files"].values())
+    count = len(manifest["files"]) + 1
+    log(f"exported step {source['steps'][0]} of {run} to {folder}: {total:,} bytes in {count} files")
+    return Exported(folder, manifest)
+
+
+def _write(work: Path, job: _Job) -> dict[str, Any]:
+    """All files of the export, the manifest last, which is returned."""
+    hashes = _write_shards(work, Source(job.checkpoints), job.shards, job.source, job.log)
+    _still_there(job.checkpoints, job.recipe)
+    for name, content in job.small.items():
+        write_file(work / name, [content])
+        hashes[name] = hashlib.sha256(content).hexdigest()
+    facts = _verification(work, job) if job.verified else None
+    files = {n: {"bytes": (work / n).stat().st_size, "sha256": hashes[n]} for n in sorted(hashes)}
+    manifest = {"format": FORMAT, "version": VERSION, "equimoe": __version__, "source": job.source}
+    manifest |= {"verification": facts, "files": files}
+    _write_manifest(work, manifest)
+    return manifest
+
+
+def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    write_file(folder / MANIFEST, [json.dumps(manifest, indent=1).encode()])
+
+
+def _verification(folder: Path, job: _Job) -> dict[str, Any]:
+    facts = verify(folder, Source(job.checkpoints), job.recipe.model, job.dtype, job.log).to_dict()
+    _still_there(job.checkpoints, job.recipe)
+    return facts
+
+
+def _existing(out: Path, job: _Job) -> Exported:
+    """The export that stands in `out` already, every byte compared. A verification that was left out is made up for."""
+    try:
+        manifest = _unchanged(out, job)
+        facts = manifest.get("verification")
+        tried = isinstance(facts, dict) and (facts.get("through") != JAX_ONLY or missing_library() is not None)
+        if not job.verified or tried:
+            job.log(f"{out} holds this export already")
+            return Exported(out, manifest)
+        manifest = {**manifest, "verification": _verification(out, job)}
+        _write_manifest(out, manifest)
+    except OSError as error:
+        raise EquimoeError(
+            "out", f"holds files that must be readable, but: {error}", "Fix the permissions", value=str(out)
+        ) from error
+    job.log(f"{out} held this export already; its manifest now says that it is verified")
     return Exported(out, manifest)
+
+
+def _unchanged(out: Path, job: _Job) -> dict[str, Any]:
+    """The manifest of `out`. EquimoeError if it holds another export, or this one not as it would be written now."""
+    manifest = read_json(out / MANIFEST) if (out / MANIFEST).is_file() else {}
+    if manifest.get("source") != job.source:
+        raise EquimoeError(
+            "out", "already holds something else, and an export never overwrites", "Choose a new folder", value=str(out)
+        )
+    try:
+        whole_export(out)
+    except EquimoeError as error:
+        wrong = ", ".join(line.split("): ")[0] + ")" for line in error.problems) or str(error)
+        raise EquimoeError(
+            "out",
+            f"holds this export, but not as it was written: {wrong}",
+            "Put the files back, or remove the folder and export again",
+            value=str(out),
+        ) from None
+    now = {name: hashlib.sha256(content).hexdigest() for name, content in job.small.items()}
+    then = {n: entry["sha256"] for n, entry in manifest["files"].items() if n not in _names(job.shards)}
+    other = sorted(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
+    if other:
+        raise EquimoeError(
+            "out",
+            f"holds these weights, but what stands beside them would be different now: {', '.join(other)}",
+            "The run's files, --license or equimoe changed. Remove the folder to write it anew, or choose another",
+            value=str(out),
+        )
+    return manifest
 
 
 def dtype_of(name: str) -> Literal["bf16", "f32"]:
@@ -151,34 +231,38 @@ def _checkpoints(run: Path, step: int | None, average: int) -> list[Path]:
     return [last.parent / str(s) for s in until[:average]]
 
 
-def _still_there(work: Path, checkpoints: Sequence[Path]) -> None:
+@contextmanager
+def _removal_said(checkpoints: Sequence[Path], recipe: Recipe) -> Iterator[None]:
+    """Whatever failed, a checkpoint that is gone is the reason."""
+    try:
+        yield
+    except EquimoeError:
+        _still_there(checkpoints, recipe)
+        raise
+
+
+def _still_there(checkpoints: Sequence[Path], recipe: Recipe) -> None:
     """Refuse what was read while the run removed it: chunks that are gone read as zeros. The marker goes first."""
     gone = [path.name for path in checkpoints if not (path / checkpoint.MARKER).exists()]
     if gone:
-        (work / PROGRESS).unlink(missing_ok=True)
+        keep, permanent = recipe.checkpoints.keep, recipe.checkpoints.permanent_every_steps
+        multiples = "" if permanent is None else f", beside the multiples of {permanent}"
         raise EquimoeError(
             "step",
-            "was removed by its run while it was exported",
-            "Export a newer one, or keep more checkpoints (checkpoints.keep, permanent_every_steps)",
+            f"was removed by its run while it was exported: it keeps the newest {keep} (checkpoints.keep){multiples}",
+            "Export a newer one, or a permanent one (checkpoints.permanent_every_steps)",
             value=", ".join(gone),
         )
 
 
-def _verified(work: Path, run: Path, source: dict[str, Any], log: Log) -> dict[str, Any]:
-    """What the verification found. What fails is not kept for the next try."""
+@contextmanager
+def _readable(run: Path) -> Iterator[None]:
     try:
-        return verify(work, _model_of(run, source["steps"]), DTYPES[source["dtype"]], log).to_dict()
-    except EquimoeError:
-        (work / PROGRESS).unlink(missing_ok=True)
-        raise
-
-
-def _model_of(run: Path, steps: Sequence[int]) -> Transformer:
-    """The run's model at a step, or the mean of several, as it is in memory."""
-    total = load_run(run, steps[0])[0]
-    for step in steps[1:]:
-        total = jax.tree.map(lambda a, b: a + b, total, load_run(run, step)[0])
-    return total if len(steps) == 1 else jax.tree.map(lambda a: a / jnp.float32(len(steps)), total)
+        yield
+    except OSError as error:
+        raise EquimoeError(
+            "run", f"its files must be readable, but: {error}", "Fix the permissions, or try again", value=str(run)
+        ) from error
 
 
 def _identity(run: Path, checkpoints: Sequence[Path], dtype: str, max_shard_bytes: int) -> dict[str, Any]:
@@ -199,54 +283,6 @@ def state_of(checkpoints: Sequence[Path]) -> str:
         for path in checkpoints
     ]
     return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
-
-
-def _the_same(out: Path, source: dict[str, Any], log: Log) -> Exported:
-    manifest = read_json(out / MANIFEST) if (out / MANIFEST).is_file() else {}
-    if manifest.get("source") != source:
-        raise EquimoeError(
-            "out", "already holds something else, and an export never overwrites", "Choose a new folder", value=str(out)
-        )
-    log(f"{out} holds this export already")
-    return Exported(out, manifest)
-
-
-def discard(out: Path) -> None:
-    """Remove what an export to `out` that was stopped, and cannot go on, has left beside it."""
-    shutil.rmtree(_work_of(out.absolute()), ignore_errors=True)
-
-
-def _work_of(out: Path) -> Path:
-    return out.with_name(f".export-{out.name}")
-
-
-@contextmanager
-def _work_folder(out: Path) -> Iterator[Path]:
-    """`.export-<name>` beside the target, held by this process; left there by a kill, for the next one."""
-    work = _work_of(out)
-    busy = EquimoeError("out", "is being written by another process", "Wait for it", value=str(out))
-    try:
-        if work.is_symlink() or (work.is_dir() and any(work.iterdir()) and not (work / LOCK).exists()):
-            raise EquimoeError(
-                "out", f"is written by way of {work}, which holds something else", "Move that away", value=str(out)
-            )
-        with locked_folder(work, busy):
-            yield work
-    except OSError as error:
-        raise EquimoeError(
-            "out",
-            f"must be writable and have room, but: {error}",
-            "Free some space or fix the permissions, and give the same command again: it goes on",
-            value=str(out),
-        ) from error
-
-
-def _give_name(work: Path, out: Path) -> None:
-    (work / PROGRESS).unlink(missing_ok=True)
-    sync_folder(work)
-    os.rename(work, out)  # with the lock still held in it: who comes in between is sent away
-    (out / LOCK).unlink()
-    sync_folder(out.parent)
 
 
 # Shards.
@@ -302,7 +338,7 @@ def _progress(work: Path, source: dict[str, Any]) -> dict[str, str]:
     except (OSError, ValueError, KeyError, TypeError):
         done = {}
     for path in work.iterdir():
-        if path.name not in {LOCK, PROGRESS, *done}:
+        if path.name not in {LOCK, *done} and not (done and path.name == PROGRESS):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     return done
 
@@ -316,58 +352,3 @@ def _index(shards: Sequence[Sequence[WeightTensor]]) -> dict[str, bytes]:
         "weight_map": {t.name: name for name, shard in zip(_names(shards), shards, strict=True) for t in shard},
     }
     return {INDEX: json.dumps(index, indent=1, sort_keys=True).encode()}
-
-
-# What stands beside the weights.
-
-
-def _small_files(
-    run: Path, recipe: Recipe, provenance: dict[str, Any], newest: Path, tokenizer: TextTokenizer, dtype: str
-) -> dict[str, bytes]:
-    control = {"bos_token_id": tokenizer.begin, "eos_token_id": tokenizer.end, "pad_token_id": tokenizer.padding}
-    config = {**config_to_json(recipe.model), "torch_dtype": _TORCH_NAMES[dtype], **control, "auto_map": AUTO_MAP}
-    texts = {
-        "config.json": json.dumps(config, indent=2),
-        "generation_config.json": json.dumps({**control, "do_sample": True, "temperature": 0.8}, indent=2),
-        "tokenizer_config.json": json.dumps(_tokenizer_config(recipe, tokenizer), indent=2),
-        "README.md": model_card(run, recipe, provenance, step=int(newest.name), dtype=_TORCH_NAMES[dtype]),
-    }
-    return {
-        "tokenizer.json": _with_begin_token(tokenizer).encode(),
-        **{name: (text.rstrip("\n") + "\n").encode() for name, text in texts.items()},
-        **_code(),
-    }
-
-
-def _code() -> dict[str, bytes]:
-    """The PyTorch code for transformers, and its licence."""
-    folder = importlib.resources.files("equimoe.hub") / CODE
-    files = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.name.endswith(".py")}
-    package = importlib.metadata.distribution("equimoe")
-    licence = package.read_text("licenses/LICENSE") or package.read_text("LICENSE")  # by age of the installer
-    return files if licence is None else {**files, "LICENSE": licence.encode()}
-
-
-def _with_begin_token(tokenizer: TextTokenizer) -> str:
-    """tokenizer.json as other programs use it: they put the begin token before a text only if the file says so."""
-    inner = Tokenizer.from_str(tokenizer.json)
-    if tokenizer.begin is None or inner.post_processor is not None:
-        return tokenizer.json
-    begin = inner.id_to_token(tokenizer.begin)
-    inner.post_processor = TemplateProcessing(
-        single=f"{begin} $A", pair=f"{begin} $A $B:1", special_tokens=[(begin, tokenizer.begin)]
-    )
-    return inner.to_str(pretty=True)
-
-
-def _tokenizer_config(recipe: Recipe, tokenizer: TextTokenizer) -> dict[str, Any]:
-    def text(token: int | None) -> str | None:
-        return None if token is None else tokenizer.inner.id_to_token(token)
-
-    tokens = {"bos_token": tokenizer.begin, "eos_token": tokenizer.end, "pad_token": tokenizer.padding}
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": recipe.model.max_position_embeddings,
-        "clean_up_tokenization_spaces": False,
-        **{name: text(token) for name, token in tokens.items() if text(token) is not None},
-    }

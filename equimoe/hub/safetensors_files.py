@@ -6,7 +6,9 @@ File names from an index come from the network and are checked: plain names insi
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import ml_dtypes
@@ -15,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from equimoe.errors import EquimoeError
 
-__all__ = ["TensorHandle", "open_folder", "read_json"]
+__all__ = ["TensorHandle", "open_folder", "read_each", "read_json"]
 
 _DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 _JSON_LIMIT_BYTES = 64 << 20
@@ -34,6 +36,19 @@ class TensorHandle:
         # framework "np" with ml_dtypes registered returns bfloat16 arrays too.
         with safe_open(self.file, framework="np") as opened:
             return opened.get_tensor(self.name)
+
+
+def read_each(handles: Iterable[TensorHandle]) -> Iterator[np.ndarray]:
+    """The tensors one after another. A file is opened once for neighbours, not once for each of its many tensors."""
+    for file, neighbours in groupby(handles, key=lambda handle: handle.file):
+        try:
+            with safe_open(file, framework="np") as opened:
+                for handle in neighbours:
+                    yield opened.get_tensor(handle.name)
+        except (SafetensorError, OSError) as error:
+            raise EquimoeError(
+                str(file), f"cannot be read any more ({error})", "Check the disk, and try again"
+            ) from error
 
 
 def read_json(path: Path) -> dict:

@@ -1,0 +1,143 @@
+"""Where an export goes: which folder `out` means, the folder beside it that is written first, and the rename."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from equimoe.errors import EquimoeError
+from equimoe.files import LOCK, expanded, locked_folder, sync_folder
+
+__all__ = ["PROGRESS", "discard", "give_name", "is_free", "target_folder", "work_folder"]
+
+PROGRESS = "progress.json"  # which shards are complete; it is there from the first one on
+LONGEST_NAME = 255  # bytes, on every file system in use
+PREFIX = ".export-"
+
+Log = Callable[[str], None]
+
+
+def target_folder(out: str | Path, run: Path) -> Path:
+    """The folder that `out` means, `~` and links resolved. EquimoeError where no export of `run` can stand."""
+    shown = str(out)
+    if "\0" in shown or not shown:
+        raise EquimoeError("out", "must be a path", "Name a new folder", value=shown)
+    given = expanded(out)
+    if str(given).startswith("~"):
+        raise EquimoeError("out", "begins with ~ and a user that is not here", "Write the path out", value=shown)
+    if any(len(os.fsencode(part)) > LONGEST_NAME for part in given.parts):
+        raise EquimoeError("out", f"its names have at most {LONGEST_NAME} bytes", "Shorten it", value=_cut(shown))
+    if given.is_symlink() and not os.path.exists(given):
+        raise EquimoeError("out", "is a link to what is not there", "Remove the link, or make its target", value=shown)
+    try:
+        folder = given.resolve()
+    except (OSError, RuntimeError) as error:
+        raise EquimoeError(
+            "out", f"must be a path that can be followed, but: {error}", "Check it", value=shown
+        ) from None
+    _refuse_places(folder, run.resolve(), shown)
+    longest = LONGEST_NAME - len(PREFIX)
+    if len(os.fsencode(folder.name)) > longest:
+        raise EquimoeError(
+            "out", f"its last part has at most {longest} bytes", "Choose a shorter name", value=_cut(folder.name)
+        )
+    return folder
+
+
+def _refuse_places(folder: Path, run: Path, shown: str) -> None:
+    if os.path.exists(folder) and not folder.is_dir():
+        raise EquimoeError("out", "must be a new or empty folder, this is a file", "Choose another name", value=shown)
+    kept = run / "checkpoints"
+    if folder == run or folder == kept or kept in folder.parents:
+        raise EquimoeError(
+            "out",
+            "must not be the run itself nor lie in its checkpoints, where a training run tidies up",
+            "Choose a folder outside",
+            value=shown,
+        )
+    if not is_free(folder) or not folder.is_dir():
+        return
+    if os.path.ismount(folder):
+        raise EquimoeError(
+            "out",
+            "is where a disk is mounted, and a finished folder cannot take that place",
+            "Name a folder inside it",
+            value=shown,
+        )
+    if folder == Path.cwd():
+        raise EquimoeError(
+            "out", "is the folder you are in, which would be replaced", "Name a folder inside it", value=shown
+        )
+
+
+def is_free(folder: Path) -> bool:
+    """Whether nothing is there, or an empty folder."""
+    try:
+        return not os.path.exists(folder) or not any(folder.iterdir())
+    except OSError as error:
+        raise EquimoeError(
+            "out", f"must be readable, but: {error}", "Fix the permissions", value=str(folder)
+        ) from error
+
+
+def discard(out: Path) -> None:
+    """Remove what an export to `out` that was stopped, and cannot go on, has left beside it."""
+    shutil.rmtree(_work_of(expanded(out).absolute()), ignore_errors=True)
+
+
+def _work_of(out: Path) -> Path:
+    return out.with_name(f"{PREFIX}{out.name}")
+
+
+@contextmanager
+def work_folder(out: Path, log: Log) -> Iterator[Path]:
+    """`.export-<name>` beside the target, held by this process.
+
+    A kill leaves it, and so does what stops the writing while shards are complete: the next try goes on with them. What
+    cannot go on, which is what an EquimoeError says, is removed, and so is what holds no complete shard.
+    """
+    work = _work_of(out)
+    busy = EquimoeError("out", "is being written by another process", "Wait for it", value=str(out))
+    try:
+        if work.is_symlink() or (work.is_dir() and any(work.iterdir()) and not (work / LOCK).exists()):
+            raise EquimoeError(
+                "out", f"is written by way of {work}, which holds something else", "Move that away", value=str(out)
+            )
+        with locked_folder(work, busy):
+            try:
+                yield work
+            except BaseException as error:
+                if isinstance(error, EquimoeError) or not (work / PROGRESS).is_file():
+                    shutil.rmtree(work, ignore_errors=True)
+                elif isinstance(error, KeyboardInterrupt):
+                    log(f"stopped; the same command goes on with the shards that are complete, kept in {work}")
+                raise
+    except BrokenPipeError:  # of the terminal that a log line went to
+        raise
+    except OSError as error:
+        goes_on = (work / PROGRESS).is_file()
+        kept = f"it goes on with the shards that are complete, kept in {work}" if goes_on else "nothing is left of this"
+        raise EquimoeError(
+            "out",
+            f"must be writable and have room, but: {error}",
+            f"Free some space or fix the permissions, and give the same command again; {kept}",
+            value=str(out),
+        ) from error
+
+
+def give_name(work: Path, out: Path) -> None:
+    """The finished folder takes its place, that of an empty folder too."""
+    (work / PROGRESS).unlink(missing_ok=True)
+    if out.is_dir():
+        shutil.copymode(out, work)
+    sync_folder(work)
+    os.rename(work, out)  # with the lock still held in it: who comes in between is sent away
+    (out / LOCK).unlink()
+    sync_folder(out.parent)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) < 80 else f"{text[:60]}..."
