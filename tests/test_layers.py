@@ -122,7 +122,7 @@ def test_a_module_imports_only_from_layers_under_it(module):
 
 
 def test_no_module_needs_torch():
-    """Nor what an export carries for transformers: neither is a dependency. `hub.through_torch` asks for them inside."""
+    """Nor what an export carries for transformers: neither is a dependency. `through_torch` asks for them inside."""
     assert not imports(MODULES["equimoe.hub.through_torch"], top_level_only=True) & {"torch", "transformers"}
     for module, file in MODULES.items():
         if module == "equimoe.hub.through_torch":

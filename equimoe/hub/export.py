@@ -12,6 +12,7 @@ with the verification two layers of all arrays.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -81,7 +82,7 @@ class _Job:
 
 def export(
     run: Path,
-    out: Path,
+    out: str | Path,
     *,
     step: int | None = None,
     dtype: Literal["bf16", "f32"] = "bf16",
@@ -101,7 +102,8 @@ def export(
     checked_licence(license)
     folder = target_folder(out, run)
     recipe, provenance = read_recipe(run)
-    checkpoints = _checkpoints(run, step, average)
+    with _readable(run):
+        checkpoints = _checkpoints(run, step, average)
     with _removal_said(checkpoints, recipe):
         with _readable(run):
             for each in checkpoints:
@@ -243,7 +245,7 @@ def _removal_said(checkpoints: Sequence[Path], recipe: Recipe) -> Iterator[None]
 
 def _still_there(checkpoints: Sequence[Path], recipe: Recipe) -> None:
     """Refuse what was read while the run removed it: chunks that are gone read as zeros. The marker goes first."""
-    gone = [path.name for path in checkpoints if not (path / checkpoint.MARKER).exists()]
+    gone = [path.name for path in checkpoints if _is_gone(path / checkpoint.MARKER)]
     if gone:
         keep, permanent = recipe.checkpoints.keep, recipe.checkpoints.permanent_every_steps
         multiples = "" if permanent is None else f", beside the multiples of {permanent}"
@@ -253,6 +255,15 @@ def _still_there(checkpoints: Sequence[Path], recipe: Recipe) -> None:
             "Export a newer one, or a permanent one (checkpoints.permanent_every_steps)",
             value=", ".join(gone),
         )
+
+
+def _is_gone(path: Path) -> bool:
+    """False also for what cannot be looked at: that is another error."""
+    try:
+        path.stat()
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ENOTDIR)
+    return False
 
 
 @contextmanager

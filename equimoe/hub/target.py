@@ -30,7 +30,7 @@ def target_folder(out: str | Path, run: Path) -> Path:
         raise EquimoeError("out", "begins with ~ and a user that is not here", "Write the path out", value=shown)
     if any(len(os.fsencode(part)) > LONGEST_NAME for part in given.parts):
         raise EquimoeError("out", f"its names have at most {LONGEST_NAME} bytes", "Shorten it", value=_cut(shown))
-    if given.is_symlink() and not os.path.exists(given):
+    if os.path.islink(given) and not os.path.exists(given):
         raise EquimoeError("out", "is a link to what is not there", "Remove the link, or make its target", value=shown)
     try:
         folder = given.resolve()
@@ -48,7 +48,7 @@ def target_folder(out: str | Path, run: Path) -> Path:
 
 
 def _refuse_places(folder: Path, run: Path, shown: str) -> None:
-    if os.path.exists(folder) and not folder.is_dir():
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise EquimoeError("out", "must be a new or empty folder, this is a file", "Choose another name", value=shown)
     kept = run / "checkpoints"
     if folder == run or folder == kept or kept in folder.parents:
@@ -58,7 +58,7 @@ def _refuse_places(folder: Path, run: Path, shown: str) -> None:
             "Choose a folder outside",
             value=shown,
         )
-    if not is_free(folder) or not folder.is_dir():
+    if not os.path.isdir(folder) or not is_free(folder):
         return
     if os.path.ismount(folder):
         raise EquimoeError(
@@ -110,7 +110,7 @@ def work_folder(out: Path, log: Log) -> Iterator[Path]:
             try:
                 yield work
             except BaseException as error:
-                if isinstance(error, EquimoeError) or not (work / PROGRESS).is_file():
+                if isinstance(error, EquimoeError) or not os.path.isfile(work / PROGRESS):
                     shutil.rmtree(work, ignore_errors=True)
                 elif isinstance(error, KeyboardInterrupt):
                     log(f"stopped; the same command goes on with the shards that are complete, kept in {work}")
@@ -118,7 +118,7 @@ def work_folder(out: Path, log: Log) -> Iterator[Path]:
     except BrokenPipeError:  # of the terminal that a log line went to
         raise
     except OSError as error:
-        goes_on = (work / PROGRESS).is_file()
+        goes_on = os.path.isfile(work / PROGRESS)
         kept = f"it goes on with the shards that are complete, kept in {work}" if goes_on else "nothing is left of this"
         raise EquimoeError(
             "out",

@@ -256,7 +256,7 @@ def open_array(checkpoint: Path, name: str) -> Any:
         raise EquimoeError(
             "checkpoint",
             f"has no readable array {name} ({first_line(error)})",
-            _older(checkpoint),
+            "Fix the permissions" if "PERMISSION_DENIED" in str(error) else _older(checkpoint),
             value=str(checkpoint),
         ) from error
 
