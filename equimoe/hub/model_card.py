@@ -24,6 +24,7 @@ __all__ = ["CardFacts", "checked_licence", "model_card"]
 
 TAGS = ("equimoe", "mixture-of-experts", "grug_moe", "jax", "safetensors")
 PROMPT = "The function returns"  # where the recipe names none that can be shown in a line
+TRAIN = "train"  # in `data.tokenizer`
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 
 
@@ -99,7 +100,11 @@ def _facts(card: CardFacts, lines: list[dict]) -> Iterator[tuple[str, str]]:
     yield from _train_loss(lines, step)
     yield "weights", _weights(card)
     yield "data", _code(_shown(_public_paths(recipe.data.path)))
-    yield "tokenizer", _code(_public_tokenizer(recipe.data.tokenizer))
+    tokenizer = recipe.data.tokenizer
+    yield (
+        "tokenizer",
+        "byte-level BPE, trained on this data" if tokenizer == TRAIN else _code(_public_tokenizer(tokenizer)),
+    )
     for name, value in card.provenance.get("data", {}).items():
         yield name.replace("_", " "), _code(_shown(_public_values(value)))
     if parent := card.provenance.get("parent"):

@@ -69,7 +69,7 @@ def test_the_card_says_what_the_run_says(tiny, exported):
     ]
     provenance = json.loads((tiny.run / "recipe.json").read_text())["provenance"]
     assert table["corpus sha256"] == [f"`{provenance['data']['corpus_sha256']}`"]
-    assert table["data"] == ["`texts`"] and table["tokenizer"] == ["`train`"]
+    assert table["data"] == ["`texts`"] and table["tokenizer"] == ["byte-level BPE, trained on this data"]
     assert str(tiny.root) not in card and tiny.root.name not in card
     assert json.loads(blocks(card, "json")[0])["schedule"]["steps"] == 12
     assert not {"mean of the weights", "single checkpoint"} & set(
