@@ -37,7 +37,7 @@ from equimoe.files import LOCK, file_sha256, locked_folder, sync_folder, write_f
 from equimoe.hub.checkpoint_tensors import Source, WeightTensor, weight_tensors
 from equimoe.hub.config_json import config_to_json
 from equimoe.hub.model_card import model_card
-from equimoe.hub.safetensors_files import read_json
+from equimoe.hub.model_files import read_json
 from equimoe.hub.safetensors_writer import write_safetensors
 from equimoe.hub.verify import verify
 from equimoe.model.transformer import Transformer
