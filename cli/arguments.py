@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AsJson", "DataPaths", "Overrides", "Recipe", "Run", "Source", "data_overrides"]
+__all__ = [
+    "AsJson",
+    "DataPaths",
+    "Force",
+    "Overrides",
+    "Recipe",
+    "Revision",
+    "Run",
+    "Source",
+    "Step",
+    "data_overrides",
+]
 
 
 def _recipes(incomplete: str) -> list[str]:
@@ -60,3 +71,9 @@ def data_overrides(paths: list[str] | None) -> list[str]:
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the facts as one JSON object.")]
+Step = Annotated[int | None, typer.Option(help="The checkpoint of a run.", show_default="the newest")]
+Revision = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Of a Hub id: a branch, tag or commit.", show_default="its main branch"),
+]
+Force = Annotated[bool, typer.Option("--force", help="Also if the weights exceed the memory of a device here.")]

@@ -23,6 +23,7 @@ __all__ = [
     "HubPath",
     "download_tokenizer",
     "hub_errors",
+    "is_hub_name",
     "is_hub_tokenizer",
     "list_files",
     "open_remote",
@@ -189,8 +190,12 @@ def is_hub_tokenizer(name: str) -> bool:
 def reads_as_hub_id(name: str) -> bool:
     """Whether `name` is of the form org/name and no path: neither it nor the folder to put it in is here."""
     here = os.path.expanduser(name)
-    is_id = re.fullmatch(f"{_NAME}/{_NAME}", name) is not None
-    return is_id and not os.path.lexists(here) and not os.path.isdir(os.path.dirname(here))
+    return is_hub_name(name) and not os.path.lexists(here) and not os.path.isdir(os.path.dirname(here))
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether `name` is of the form org/name."""
+    return re.fullmatch(f"{_NAME}/{_NAME}", name) is not None
 
 
 def pinned_tokenizer(name: str) -> str:

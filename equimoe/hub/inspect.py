@@ -6,7 +6,6 @@ Config, counts, and every tensor's name, shape and kind from header bytes alone 
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from equimoe.train.checkpoint import committed_steps
 from equimoe.train.reading import checkpoint_of
 from equimoe.weights import describe
 
-__all__ = ["Inspection", "inspect", "report"]
+__all__ = ["Inspection", "inspect", "refuse_problems", "report"]
 
 
 @dataclass(frozen=True)
@@ -173,10 +172,10 @@ def report(found: Inspection, *, every_tensor: bool = False) -> Iterator[str]:
         "tensors": f"{len(found.tensors):,}: " + ", ".join(f"{n:,} {kind}" for kind, n in sorted(found.kinds.items())),
         "format": found.schema is not None and f"schema {found.schema}",
         "tokenizer": "tokenizer.json" if "tokenizer.json" in found.files else "none",
-        "on disk": f"{found.disk_bytes / GIB:,.2f} GiB in {len(found.files)} files",
-        "memory": f"{found.needs.gib:,.2f} GiB for the weights in float32; a device here has"
-        f" {found.memory_here / GIB:,.1f} GiB: {'fits' if found.fits else 'does not fit'}",
-        "smallest": f"that holds it: {smallest_machine(found.needs.weights)}",
+        "on disk": f"{_size(found.disk_bytes)} in {len(found.files)} files",
+        "in memory": f"{_size(found.needs.weights)} of weights in float32; a device here has"
+        f" {_size(found.memory_here)}: {'fits' if found.fits else 'does not fit'}",
+        "needs": smallest_machine(found.needs.weights),
     }
     yield from (f"{name:<11} {value}" for name, value in rows.items() if value)
     if every_tensor:
@@ -195,9 +194,9 @@ def refuse_problems(found: Inspection) -> None:
         )
 
 
-def free_disk_bytes(folder: Path) -> int:
-    """Of the disk that will hold `folder`."""
-    return shutil.disk_usage(next(p for p in (folder, *folder.absolute().parents) if p.exists())).free
+def _size(number: int) -> str:
+    unit, size = ("GiB", GIB) if number >= GIB else ("MiB", 1 << 20)
+    return f"{number / size:,.1f} {unit}"
 
 
 def _kind(tensor: Described) -> str:

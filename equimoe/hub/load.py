@@ -14,6 +14,7 @@ from equimoe.files import expanded
 from equimoe.hub.config_json import config_from_json, schema_of
 from equimoe.hub.model_files import CONFIG, check_folder, read_json
 from equimoe.hub.repository import (
+    Repository,
     Unreachable,
     cached_folder,
     fetch,
@@ -33,7 +34,7 @@ from equimoe.recipe.recipe_json import read_recipe
 from equimoe.train.reading import load_run
 from equimoe.weights import describe
 
-__all__ = ["load", "load_folder", "local_folder", "read_config"]
+__all__ = ["load", "load_folder", "local_folder", "read_config", "refuse_before_fetching"]
 
 _LOG = logging.getLogger("equimoe")
 
@@ -74,31 +75,36 @@ def local_folder(src: str | Path, revision: str | None = None, *, force: bool = 
             "Check the path",
             value=str(src),
         )
+    before = cached_folder(src, revision)
     try:
-        repository = find_repository(src, revision)
+        repository = find_repository(src, revision, patient=before is None)
     except Unreachable:
-        before = cached_folder(src, revision)
         if before is None:
             raise
         _LOG.warning("the Hub cannot be asked for %s; taking what was fetched before, %s", src, before)
         return before
     small = fetch(repository, small_files(repository))
-    config, schema = read_config(small)
-    check_tensors(remote_tensors(repository, small), describe(config), schema=schema)
-    if not force:
-        refuse_if_it_does_not_fit(config, device_memory_bytes(), src)
+    refuse_before_fetching(repository, small, force=force)
     return fetch(repository, weight_files(repository, small))
 
 
+def refuse_before_fetching(repository: Repository, small: Path, *, force: bool = False) -> None:
+    """EquimoeError for tensors that are not those of the config, or for a model that does not fit (unless `force`)."""
+    config, schema = read_config(small)
+    check_tensors(remote_tensors(repository, small), describe(config), schema=schema)
+    if not force:
+        refuse_if_it_does_not_fit(config, device_memory_bytes(), repository.name)
+
+
 def read_config(folder: Path) -> tuple[ModelConfig, int]:
-    """The model that a folder's config.json describes, and the schema of its tensors' names."""
+    """The model that a folder's config.json describes, and the schema of tensor names; files are checked first."""
+    check_folder(folder)
     raw = read_json(folder / CONFIG)
     return config_from_json(raw), schema_of(raw)
 
 
 def load_folder(folder: Path, *, force: bool = False) -> tuple[Transformer, TextTokenizer | None]:
     """A folder with config.json, safetensors and, if it has one, tokenizer.json."""
-    check_folder(folder)
     config, schema = read_config(folder)
     tensors = open_folder(folder)
     check_tensors(tensors, describe(config), schema=schema)

@@ -28,9 +28,11 @@ __all__ = [
     "RemoteTensor",
     "Repository",
     "Unreachable",
+    "cache_of",
     "cached_folder",
     "fetch",
     "find_repository",
+    "is_whole",
     "remote_tensors",
     "small_files",
     "weight_files",
@@ -78,18 +80,22 @@ class RemoteTensor:
         return dtype_of_kind(self.kind)
 
 
-def find_repository(name: str, revision: str | None = None) -> Repository:
-    """What `name` holds at `revision` (a branch, tag or commit; None: its main branch). Two requests.
+def find_repository(name: str, revision: str | None = None, *, patient: bool = True) -> Repository:
+    """What `name` holds at `revision` (a branch, tag or commit; None: its main branch). Three requests.
 
-    Raises `Unreachable` where the Hub cannot be asked, another EquimoeError where it has no such model.
+    `patient` False: the first one is not tried again, for who has something to fall back on. Raises `Unreachable` where
+    the Hub cannot be asked, another EquimoeError where it has no such model.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
     path = HubPath(name, revision)
     with hub_errors(path, "src"), _unreachable_apart(path):
-        commit = str(_patiently(lambda: HfApi().resolve_revision(name, revision=revision)).resolved)
-        entries = _patiently(lambda: list(HfApi().list_repo_tree(name, revision=commit)))
+        _patiently(lambda: HfApi().repo_info(name, revision=revision), _WAITS_SECONDS if patient else ())
+        # Again, since it also notes the commit in the Hub's cache, for `cached_folder`; alone, it takes what is noted
+        # there if the Hub cannot be reached, and does not say so.
+        commit = HfApi().resolve_revision(name, revision=revision).resolved
+        entries = list(HfApi().list_repo_tree(name, revision=commit))  # waits and tries again by itself
     files = {
         entry.path: RemoteFile(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else None, entry.blob_id)
         for entry in entries
@@ -105,13 +111,12 @@ def find_repository(name: str, revision: str | None = None) -> Repository:
 
 
 def cached_folder(name: str, revision: str | None = None) -> Path | None:
-    """The folder of the Hub's cache that holds this revision whole, if it was fetched before. No network."""
+    """The folder of the Hub's cache for this revision, if it was fetched before, in part at least. No network."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        pattern = [*SMALL_FILES, f"*{WEIGHTS}"]
-        folder = HfApi().snapshot_download(name, revision=revision, local_files_only=True, allow_patterns=pattern)
+        folder = HfApi().snapshot_download(name, revision=revision, local_files_only=True, allow_patterns=[CONFIG])
     except (LocalEntryNotFoundError, HfHubHTTPError):
         return None
     return Path(folder) if (Path(folder) / CONFIG).is_file() else None
@@ -222,6 +227,21 @@ def fetch(repository: Repository, names: Iterable[str], *, into: Path | None = N
     return folder
 
 
+def cache_of(repository: Repository) -> Path:
+    """Where the Hub's cache puts the files of this commit."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = repo_folder_name(repo_id=repository.name, repo_type="model")
+    return Path(constants.HF_HUB_CACHE) / folder / "snapshots" / repository.commit
+
+
+def is_whole(repository: Repository, names: Iterable[str], folder: Path) -> bool:
+    """Whether a folder holds all these files as the Hub lists them."""
+    known = _Known(repository, folder)
+    return all(known.is_right(name) for name in names)
+
+
 class _Known:
     """Which files of a folder have been compared with the Hub's list; kept in our cache, so that each is hashed once.
 
@@ -285,9 +305,9 @@ def _unreachable_apart(path: HubPath) -> Iterator[None]:
         ) from error
 
 
-def _patiently(request: Callable[[], Result]) -> Result:
+def _patiently(request: Callable[[], Result], waits: Iterable[float] = _WAITS_SECONDS) -> Result:
     """The result of `request`, tried again where the Hub is busy or the line fails. Other errors pass at once."""
-    for wait in _WAITS_SECONDS:
+    for wait in waits:
         try:
             return request()
         except Exception as error:
