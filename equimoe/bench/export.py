@@ -1,0 +1,142 @@
+"""`equimoe bench export`: exporting a checkpoint beside TensorStore alone reading the same arrays, in turns.
+
+A run with random weights and an optimizer state is made for it and removed afterwards: 5 times the bytes of the export,
+on the disk of `folder`. What was just written is in the page cache as far as memory goes, for both alike.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from equimoe.bench.measure import in_its_own_process, measured, spread
+
+__all__ = ["bench_export", "export_lines"]
+
+GB = 10**9
+EXPERTS, WIDTH, VOCABULARY = 128, 1024, 32_768  # about 103 million weights a layer, 67 million beside the layers
+_LAYER, _BESIDE = 0.103e9, 0.069e9
+
+Log = Callable[[str], None]
+
+
+def bench_export(gigabytes: float, folder: Path | None, *, rounds: int = 3, log: Log = lambda line: None) -> dict:
+    """Seconds, bytes per second and memory of export, of reading, and of the verification; all but it in `rounds`."""
+    layers = max(1, round((gigabytes * GB / 2 - _BESIDE) / _LAYER))
+    with tempfile.TemporaryDirectory(prefix="equimoe-bench-", dir=folder) as place:
+        run, out = Path(place) / "run", Path(place) / "out"
+        log(f"making a checkpoint of {layers} layers in {place}")
+        made = _child("make_run", run=str(run), layers=layers)
+        reads, exports = [], []
+        for number in range(rounds):
+            log(f"round {number + 1} of {rounds}: reading, then exporting")
+            reads.append(_child("read_arrays", run=str(run)))
+            shutil.rmtree(out, ignore_errors=True)
+            exports.append(_child("export_run", run=str(run), out=str(out), verified=False))
+        log("verifying")
+        verification = {"seconds": 0.0, "rss_bytes": 0}
+        written = sum(path.stat().st_size for path in out.iterdir())
+    weights = made["weight_bytes"]
+    ratios = [read["seconds"] / export["seconds"] for read, export in zip(reads, exports, strict=True)]
+    return {
+        "weight_bytes": weights,
+        "checkpoint_bytes": made["checkpoint_bytes"],
+        "written_bytes": written,
+        "read": _facts(reads, weights),
+        "export": _facts(exports, weights),
+        "rate_of_reading": spread(ratios),
+        "verification": {"seconds": verification["seconds"], "rss_bytes": verification["rss_bytes"]},
+    }
+
+
+def export_lines(facts: dict[str, Any]) -> Iterator[str]:
+    """What `equimoe bench export` prints."""
+    whole = facts["checkpoint_bytes"] / GB
+    yield f"weights {facts['weight_bytes'] / GB:.2f} GB in float32, in a checkpoint of {whole:.2f} GB"
+    for name in ("read", "export"):
+        seconds, rate = facts[name]["seconds"], facts[name]["bytes_per_second"]["median"] / GB
+        yield (
+            f"{name:<7} {seconds['median']:7.2f} s ({seconds['min']:.2f} to {seconds['max']:.2f})   {rate:.2f} GB/s of"
+            f" weights   {facts[name]['rss_bytes'] / GB:.2f} GB of memory over the baseline"
+        )
+    ratio = facts["rate_of_reading"]
+    yield (
+        f"export goes at {ratio['median']:.0%} of TensorStore's rate ({ratio['min']:.0%} to {ratio['max']:.0%}), and"
+        f" writes {facts['written_bytes'] / GB:.2f} GB meanwhile"
+    )
+    seconds, memory = facts["verification"]["seconds"], facts["verification"]["rss_bytes"] / GB
+    yield f"verify  {seconds:7.2f} s   {memory:.2f} GB of memory over the baseline"
+
+
+def _child(name: str, **arguments: Any) -> dict[str, Any]:
+    return in_its_own_process(f"equimoe.bench.export:{name}", **arguments)
+
+
+def _facts(measured: list[dict], weight_bytes: int) -> dict[str, Any]:
+    return {
+        "seconds": spread([m["seconds"] for m in measured]),
+        "bytes_per_second": spread([weight_bytes / m["seconds"] for m in measured]),
+        "rss_bytes": max(m["rss_bytes"] for m in measured),
+    }
+
+
+# Each of these runs in a process of its own.
+
+
+def make_run(run: str, layers: int) -> dict[str, int]:
+    """A run with one checkpoint: random weights, and moments that are random too, since zeros would be compressed."""
+    import jax
+
+    from equimoe import derive, init
+    from equimoe.data.tokenizer import SMALLEST_VOCABULARY, train_tokenizer
+    from equimoe.files import write_file
+    from equimoe.recipe import Recipe, Schedule
+    from equimoe.recipe.recipe_json import new_provenance, recipe_to_json
+    from equimoe.train import checkpoint
+    from equimoe.train.loop import concrete, make_optimizer
+    from equimoe.train.state import TrainState
+
+    model = derive(WIDTH, layers=layers, experts=EXPERTS, vocabulary=VOCABULARY, row_tokens=256)
+    recipe = concrete(Recipe(name="bench", model=model, schedule=Schedule(steps=1, batch_sequences=1)))
+    weights = init(model, key=jax.random.key(0))
+    shapes = jax.eval_shape(make_optimizer(recipe).init, weights)
+    spare = {leaf.shape: leaf for leaf in jax.tree.leaves(weights)}
+    moments = jax.tree.map(lambda s: spare.get(s.shape, jax.numpy.zeros(s.shape, s.dtype)), shapes)
+    betas = jax.random.normal(jax.random.key(1), (layers, EXPERTS))
+    state = TrainState(jax.numpy.ones((), jax.numpy.int32), weights, moments, betas)
+    tokenizer = train_tokenizer(["a text"], SMALLEST_VOCABULARY).json.encode()
+    folder = Path(run)
+    saved = checkpoint.begin(folder / "checkpoints", state, sequences=1, tokenizer=tokenizer)()
+    write_file(folder / "recipe.json", [recipe_to_json(recipe, new_provenance("bench")).encode()])
+    size = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
+    return {"weight_bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(weights)), "checkpoint_bytes": size}
+
+
+def read_arrays(run: str) -> dict[str, Any]:
+    """Every weight of the checkpoint, array by array, each whole: TensorStore reads its chunks side by side."""
+    from equimoe.recipe.recipe_json import read_recipe
+    from equimoe.train.checkpoint import newest_checkpoint, open_array
+    from equimoe.weights import describe
+
+    folder = Path(run)
+    paths = describe(read_recipe(folder)[0].model)
+    newest = newest_checkpoint(folder)
+
+    def read() -> None:
+        for path in paths:
+            open_array(newest, f"model.{path}").read().result()
+
+    return dict(measured(read))
+
+
+def export_run(run: str, out: str, verified: bool) -> dict[str, Any]:
+    """The export in bfloat16; or, `verified`, the verification of one that is there."""
+    import jax
+
+    from equimoe.hub.export import export
+
+    jax.numpy.zeros(1).block_until_ready()  # the backend is part of the baseline
+    return dict(measured(lambda: export(Path(run), Path(out), verified=verified)))
