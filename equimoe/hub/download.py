@@ -12,7 +12,7 @@ from equimoe.data.hub_files import is_hub_name
 from equimoe.errors import EquimoeError
 from equimoe.files import LOCK, expanded, locked_folder, sync_folder
 from equimoe.hub.load import refuse_before_fetching
-from equimoe.hub.repository import Repository, cache_of, fetch, find_repository, is_whole, small_files, weight_files
+from equimoe.hub.snapshot import Snapshot, cache_of, fetch, find_snapshot, is_whole, small_files, weight_files
 
 __all__ = ["Downloaded", "download"]
 
@@ -45,24 +45,24 @@ def download(
     """
     if not is_hub_name(repo):
         raise EquimoeError("repo", "must be a model's id on the Hub, org/name", "Copy it from its page", value=repo)
-    repository = find_repository(repo, revision)
-    small = fetch(repository, small_files(repository))
-    refuse_before_fetching(repository, small, force=force)
-    names = [*small_files(repository), *weight_files(repository, small)]
-    files = {name: repository.files[name].size for name in names}
+    snapshot = find_snapshot(repo, revision)
+    small = fetch(snapshot, small_files(snapshot))
+    refuse_before_fetching(snapshot, small, force=force)
+    names = [*small_files(snapshot), *weight_files(snapshot, small)]
+    files = {name: snapshot.files[name].size for name in names}
     if out is None:
-        _refuse_without_room(repository, names, cache_of(repository))
-        folder = fetch(repository, names)
+        _refuse_without_room(snapshot, names, cache_of(snapshot))
+        folder = fetch(snapshot, names)
     else:
-        folder = _into(repository, names, expanded(out).absolute(), log)
-    log(f"{repo} at {repository.commit[:12]}: {sum(files.values()):,} bytes in {len(files)} files, in {folder}")
-    return Downloaded(folder, repository.commit, files)
+        folder = _into(snapshot, names, expanded(out).absolute(), log)
+    log(f"{repo} at {snapshot.commit[:12]}: {sum(files.values()):,} bytes in {len(files)} files, in {folder}")
+    return Downloaded(folder, snapshot.commit, files)
 
 
-def _into(repository: Repository, names: list[str], out: Path, log: Log) -> Path:
+def _into(snapshot: Snapshot, names: list[str], out: Path, log: Log) -> Path:
     """Fetched aside, in `.download-<name>` beside the target, which appears when it is whole."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        if out.is_dir() and is_whole(repository, names, out):
+        if out.is_dir() and is_whole(snapshot, names, out):
             log(f"{out} holds it already")
             return out
         raise EquimoeError(
@@ -72,8 +72,8 @@ def _into(repository: Repository, names: list[str], out: Path, log: Log) -> Path
     busy = EquimoeError("out", "is being written by another process", "Wait for it", value=str(out))
     try:
         with locked_folder(work, busy):
-            _refuse_without_room(repository, names, work)
-            fetch(repository, names, into=work)
+            _refuse_without_room(snapshot, names, work)
+            fetch(snapshot, names, into=work)
             shutil.rmtree(work / ".cache", ignore_errors=True)  # of huggingface_hub, for going on
             sync_folder(work)
             os.rename(work, out)
@@ -89,17 +89,17 @@ def _into(repository: Repository, names: list[str], out: Path, log: Log) -> Path
     return out
 
 
-def _refuse_without_room(repository: Repository, names: list[str], folder: Path) -> None:
+def _refuse_without_room(snapshot: Snapshot, names: list[str], folder: Path) -> None:
     missing = sum(
-        repository.files[name].size
+        snapshot.files[name].size
         for name in names
-        if not (folder / name).is_file() or (folder / name).stat().st_size != repository.files[name].size
+        if not (folder / name).is_file() or (folder / name).stat().st_size != snapshot.files[name].size
     )
     place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     free = shutil.disk_usage(place).free
     if missing > free:
         raise EquimoeError(
             "disk",
-            f"must have {missing:,} bytes for {repository.name}, and {free:,} are free under {place}",
+            f"must have {missing:,} bytes for {snapshot.name}, and {free:,} are free under {place}",
             "Free some, name a folder on a larger disk, or set HF_HOME for the Hub's cache",
         )

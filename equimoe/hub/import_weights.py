@@ -21,7 +21,7 @@ from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
 from equimoe.errors import EquimoeError
 from equimoe.files import LOCK, locked_folder, sync_folder, write_file
 from equimoe.hub.load import load
-from equimoe.hub.repository import Unreachable, find_repository
+from equimoe.hub.snapshot import Unreachable, find_snapshot
 from equimoe.hub.source import is_hub_id
 from equimoe.model.quantile_balancing import NOTHING_PENDING
 from equimoe.model.transformer import Transformer
@@ -98,7 +98,7 @@ def _pinned(src: str | Path, revision: str | None) -> str | None:
     if not (isinstance(src, str) and is_hub_id(src)):
         return revision
     try:
-        return find_repository(src, revision).commit
+        return find_snapshot(src, revision).commit
     except Unreachable:  # `load` says what it takes instead
         return revision
 

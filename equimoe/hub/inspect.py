@@ -19,7 +19,7 @@ from equimoe.counting import Counts, counts
 from equimoe.errors import EquimoeError
 from equimoe.hub.load import read_config
 from equimoe.hub.model_files import belongs
-from equimoe.hub.repository import fetch, find_repository, remote_tensors, small_files
+from equimoe.hub.snapshot import fetch, find_snapshot, remote_tensors, small_files
 from equimoe.hub.safetensors_files import open_folder
 from equimoe.hub.tensors import Described, check_tensors, has_stacked_experts
 from equimoe.parallel.capabilities import device_memory_bytes
@@ -115,12 +115,12 @@ def _of_folder(folder: Path) -> Inspection:
 
 
 def _of_repository(name: str, revision: str | None) -> Inspection:
-    repository = find_repository(name, revision)
-    small = fetch(repository, small_files(repository))
+    snapshot = find_snapshot(name, revision)
+    small = fetch(snapshot, small_files(snapshot))
     config, schema = read_config(small)
-    files = {file.name: file.size for file in repository.files.values()}
-    tensors = remote_tensors(repository, small)
-    return _inspection(name, config, tensors, files, schema=schema, commit=repository.commit)
+    files = {file.name: file.size for file in snapshot.files.values()}
+    tensors = remote_tensors(snapshot, small)
+    return _inspection(name, config, tensors, files, schema=schema, commit=snapshot.commit)
 
 
 def _inspection(

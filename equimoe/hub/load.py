@@ -13,12 +13,11 @@ from equimoe.errors import EquimoeError
 from equimoe.files import expanded
 from equimoe.hub.config_json import config_from_json, schema_of
 from equimoe.hub.model_files import CONFIG, check_folder, read_json
-from equimoe.hub.repository import (
-    Repository,
+from equimoe.hub.snapshot import (
     Unreachable,
     cached_folder,
     fetch,
-    find_repository,
+    find_snapshot,
     remote_tensors,
     small_files,
     weight_files,
@@ -77,23 +76,23 @@ def local_folder(src: str | Path, revision: str | None = None, *, force: bool = 
         )
     before = cached_folder(src, revision)
     try:
-        repository = find_repository(src, revision, patient=before is None)
+        snapshot = find_snapshot(src, revision, patient=before is None)
     except Unreachable:
         if before is None:
             raise
         _LOG.warning("the Hub cannot be asked for %s; taking what was fetched before, %s", src, before)
         return before
-    small = fetch(repository, small_files(repository))
-    refuse_before_fetching(repository, small, force=force)
-    return fetch(repository, weight_files(repository, small))
+    small = fetch(snapshot, small_files(snapshot))
+    refuse_before_fetching(snapshot, small, force=force)
+    return fetch(snapshot, weight_files(snapshot, small))
 
 
-def refuse_before_fetching(repository: Repository, small: Path, *, force: bool = False) -> None:
+def refuse_before_fetching(snapshot: Snapshot, small: Path, *, force: bool = False) -> None:
     """EquimoeError for tensors that are not those of the config, or for a model that does not fit (unless `force`)."""
     config, schema = read_config(small)
-    check_tensors(remote_tensors(repository, small), describe(config), schema=schema)
+    check_tensors(remote_tensors(snapshot, small), describe(config), schema=schema)
     if not force:
-        refuse_if_it_does_not_fit(config, device_memory_bytes(), repository.name)
+        refuse_if_it_does_not_fit(config, device_memory_bytes(), snapshot.name)
 
 
 def read_config(folder: Path) -> tuple[ModelConfig, int]:

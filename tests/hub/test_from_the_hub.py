@@ -15,7 +15,7 @@ from huggingface_hub import constants
 
 import equimoe
 from equimoe.errors import EquimoeError
-from equimoe.hub import repository as looking
+from equimoe.hub import snapshot as looking
 from equimoe.hub.download import download
 from equimoe.hub.export import export
 from equimoe.hub.inspect import inspect, refuse_problems, report

@@ -1,4 +1,4 @@
-"""A model on the Hub: the commit behind a name, what it holds, its tensors from header bytes alone, and fetching it.
+"""A model on the Hub at one commit, to be read: the commit behind a name, what it holds, its tensors from header bytes alone, and fetching it.
 
 Only data is asked for, by name, and never code. `huggingface_hub` fetches (in parallel, and going on where it was cut
 off) into its own cache; it compares sizes only, so each file is then hashed and compared with what the Hub lists for
@@ -26,12 +26,12 @@ from equimoe.hub.safetensors_files import dtype_of_kind, read_weight_map
 __all__ = [
     "RemoteFile",
     "RemoteTensor",
-    "Repository",
+    "Snapshot",
     "Unreachable",
     "cache_of",
     "cached_folder",
     "fetch",
-    "find_repository",
+    "find_snapshot",
     "is_whole",
     "remote_tensors",
     "small_files",
@@ -55,7 +55,7 @@ class RemoteFile:
 
 
 @dataclass(frozen=True)
-class Repository:
+class Snapshot:
     """The data files of a model on the Hub, at one commit."""
 
     name: str
@@ -80,7 +80,7 @@ class RemoteTensor:
         return dtype_of_kind(self.kind)
 
 
-def find_repository(name: str, revision: str | None = None, *, patient: bool = True) -> Repository:
+def find_snapshot(name: str, revision: str | None = None, *, patient: bool = True) -> Snapshot:
     """What `name` holds at `revision` (a branch, tag or commit; None: its main branch). Three requests.
 
     `patient` False: the first one is not tried again, for who has something to fall back on. Raises `Unreachable` where
@@ -107,7 +107,7 @@ def find_repository(name: str, revision: str | None = None, *, patient: bool = T
         )
     for file in files.values():
         check_size(file.name, file.size, str(path))
-    return Repository(name, commit, files)
+    return Snapshot(name, commit, files)
 
 
 def cached_folder(name: str, revision: str | None = None) -> Path | None:
@@ -122,23 +122,23 @@ def cached_folder(name: str, revision: str | None = None) -> Path | None:
     return Path(folder) if (Path(folder) / CONFIG).is_file() else None
 
 
-def remote_tensors(repository: Repository, small: Path) -> dict[str, RemoteTensor]:
+def remote_tensors(snapshot: Snapshot, small: Path) -> dict[str, RemoteTensor]:
     """Every tensor of the repository by its name, from headers: one or two requests a file. `small`: its small files.
 
     A header that does not cover its file exactly is refused.
     """
     from huggingface_hub import HfApi
 
-    weight_map = read_weight_map(small / INDEX) if INDEX in repository.files else None
+    weight_map = read_weight_map(small / INDEX) if INDEX in snapshot.files else None
     found: dict[str, RemoteTensor] = {}
-    for name in weight_files(repository, small):
-        with hub_errors(repository.path, "src"):
+    for name in weight_files(snapshot, small):
+        with hub_errors(snapshot.path, "src"):
             header = _patiently(
                 lambda name=name: HfApi().parse_safetensors_file_metadata(
-                    repository.name, name, revision=repository.commit
+                    snapshot.name, name, revision=snapshot.commit
                 )
             )
-        _check_header(name, header.tensors, repository)
+        _check_header(name, header.tensors, snapshot)
         for tensor, entry in header.tensors.items():
             if tensor in found or (weight_map is not None and weight_map.get(tensor) != name):
                 raise EquimoeError(
@@ -150,15 +150,15 @@ def remote_tensors(repository: Repository, small: Path) -> dict[str, RemoteTenso
     return found
 
 
-def small_files(repository: Repository) -> list[str]:
+def small_files(snapshot: Snapshot) -> list[str]:
     """Names of everything but the weights."""
-    return [name for name in repository.files if name in SMALL_FILES]
+    return [name for name in snapshot.files if name in SMALL_FILES]
 
 
-def weight_files(repository: Repository, small: Path) -> list[str]:
+def weight_files(snapshot: Snapshot, small: Path) -> list[str]:
     """Names of the weights: those of the index, without one all safetensors. `small`: the folder of the small files."""
-    there = {name for name in repository.files if name.endswith(WEIGHTS)}
-    if INDEX not in repository.files:
+    there = {name for name in snapshot.files if name.endswith(WEIGHTS)}
+    if INDEX not in snapshot.files:
         return sorted(there)
     named = set(read_weight_map(small / INDEX).values())
     if gone := sorted(named - there):
@@ -168,7 +168,7 @@ def weight_files(repository: Repository, small: Path) -> list[str]:
     return sorted(named)
 
 
-def _check_header(name: str, tensors: Mapping[str, Any], repository: Repository) -> None:
+def _check_header(name: str, tensors: Mapping[str, Any], snapshot: Snapshot) -> None:
     """EquimoeError if tensors overlap, leave gaps, or end before or after the file's own size could hold them."""
     ends = 0
     for entry in sorted(tensors.values(), key=lambda entry: tuple(entry.data_offsets)):
@@ -178,28 +178,28 @@ def _check_header(name: str, tensors: Mapping[str, Any], repository: Repository)
         if begin != ends or end < begin or any(length < 0 for length in entry.shape) or wrong_size:
             raise EquimoeError(name, "has a header that lies about its tensors", "Do not use it", value=str(entry)[:99])
         ends = end
-    if not ends < repository.files[name].size <= ends + 8 + (100 << 20):  # the format's own limit of a header
+    if not ends < snapshot.files[name].size <= ends + 8 + (100 << 20):  # the format's own limit of a header
         raise EquimoeError(
             name,
             f"has a header that promises {ends:,} bytes of tensors",
             "It is cut off, or lies: do not use it",
-            value=f"{repository.files[name].size:,} bytes",
+            value=f"{snapshot.files[name].size:,} bytes",
         )
 
 
-def fetch(repository: Repository, names: Iterable[str], *, into: Path | None = None) -> Path:
+def fetch(snapshot: Snapshot, names: Iterable[str], *, into: Path | None = None) -> Path:
     """The folder with these files, whole and checked: of the Hub's cache, or the given one (files, no links)."""
     from huggingface_hub import HfApi
 
     wanted = sorted(names)
 
     def download(which: list[str], again: bool) -> Path:
-        with hub_errors(repository.path, "src"):
+        with hub_errors(snapshot.path, "src"):
             return Path(
                 _patiently(
                     lambda: HfApi().snapshot_download(
-                        repository.name,
-                        revision=repository.commit,
+                        snapshot.name,
+                        revision=snapshot.commit,
                         allow_patterns=which,  # plain names, see `belongs`: nothing that a pattern could widen
                         local_dir=into,
                         force_download=again,
@@ -208,7 +208,7 @@ def fetch(repository: Repository, names: Iterable[str], *, into: Path | None = N
             )
 
     folder = download(wanted, again=False)
-    known = _Known(repository, folder)
+    known = _Known(snapshot, folder)
     wrong = [name for name in wanted if not known.is_right(name)]
     if wrong:
         download(wrong, again=True)
@@ -221,24 +221,24 @@ def fetch(repository: Repository, names: Iterable[str], *, into: Path | None = N
             "src",
             f"gave {', '.join(wrong[:4])} with other bytes than it lists, twice",
             "Try again later; nothing of them was kept",
-            value=str(repository.path),
+            value=str(snapshot.path),
         )
     check_folder(folder)
     return folder
 
 
-def cache_of(repository: Repository) -> Path:
+def cache_of(snapshot: Snapshot) -> Path:
     """Where the Hub's cache puts the files of this commit."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
-    folder = repo_folder_name(repo_id=repository.name, repo_type="model")
-    return Path(constants.HF_HUB_CACHE) / folder / "snapshots" / repository.commit
+    folder = repo_folder_name(repo_id=snapshot.name, repo_type="model")
+    return Path(constants.HF_HUB_CACHE) / folder / "snapshots" / snapshot.commit
 
 
-def is_whole(repository: Repository, names: Iterable[str], folder: Path) -> bool:
+def is_whole(snapshot: Snapshot, names: Iterable[str], folder: Path) -> bool:
     """Whether a folder holds all these files as the Hub lists them."""
-    known = _Known(repository, folder)
+    known = _Known(snapshot, folder)
     return all(known.is_right(name) for name in names)
 
 
@@ -248,9 +248,9 @@ class _Known:
     A file that was touched since is hashed again.
     """
 
-    def __init__(self, repository: Repository, folder: Path):
-        self._files, self._folder = repository.files, folder
-        key = hashlib.sha256(f"{folder.resolve()}\0{repository.commit}".encode()).hexdigest()
+    def __init__(self, snapshot: Snapshot, folder: Path):
+        self._files, self._folder = snapshot.files, folder
+        key = hashlib.sha256(f"{folder.resolve()}\0{snapshot.commit}".encode()).hexdigest()
         self._record = cache_folder() / "fetched" / f"{key}.json"
         try:
             self._seen = dict(read_json(self._record))
