@@ -54,6 +54,7 @@ class Handler(BaseHTTPRequestHandler):
     """HTTP, ranges, and the faults."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are two packets: the second would wait 40 ms for the first
     hub: Hub
 
     def log_message(self, *_: Any) -> None:
