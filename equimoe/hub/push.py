@@ -169,7 +169,8 @@ class _Push:
     def _commit(self, head: str, add: Mapping[str, Path], delete: list[str]) -> str:
         """Send, commit, and look at what was committed."""
         size = sum(self.export.files[name].bytes for name in add)
-        self._say(f"sending {len(add)} of {len(self.export.files)} files, {size:,} bytes; the others are there already")
+        count = f"{len(add)} of {len(self.export.files)}"
+        self._say(f"{count} files are new there: {size:,} bytes, less what is stored already")
         if delete:
             self._say(f"deleting weights of the export before: {', '.join(delete)}")
         self.uploaded = True  # also if only the answer gets lost
