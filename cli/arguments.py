@@ -17,6 +17,7 @@ __all__ = [
     "Source",
     "Step",
     "data_overrides",
+    "runs_here",
 ]
 
 
@@ -27,7 +28,7 @@ def _recipes(incomplete: str) -> list[str]:
     return [name for name in packaged_recipes() if name.startswith(incomplete)]
 
 
-def _runs(incomplete: str) -> list[str]:
+def runs_here(incomplete: str) -> list[str]:
     """Names of runs of this folder."""
     from equimoe.recipe.run_folder import known_runs
 
@@ -45,14 +46,14 @@ Overrides = Annotated[
     typer.Argument(metavar="NAME=VALUE", help="Changes: an argument of the recipe, or a dotted field path."),
 ]
 Run = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's name (runs/NAME), or its folder.", autocompletion=_runs)
+    str, typer.Argument(metavar="RUN", help="A run's name (runs/NAME), or its folder.", autocompletion=runs_here)
 ]
 Source = Annotated[
     str,
     typer.Argument(
         metavar="SRC",
         help="A run's name or folder, a folder with safetensors, or a Hub id.",
-        autocompletion=_runs,
+        autocompletion=runs_here,
     ),
 ]
 DataPaths = Annotated[

@@ -1,4 +1,4 @@
-"""The help panel Weights: `export`, `download`, `inspect`, `import`."""
+"""The help panel Weights: `export`, `push`, `download`, `inspect`, `import`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from equimoe.cli.arguments import AsJson, DataPaths, Force, Overrides, Revision, Run, Source, Step, data_overrides
+from equimoe.cli.arguments import (
+    AsJson,
+    DataPaths,
+    Force,
+    Overrides,
+    Revision,
+    Run,
+    Source,
+    Step,
+    data_overrides,
+    runs_here,
+)
 
 __all__ = ["commands"]
 
@@ -58,6 +69,53 @@ def export(
 
 
 @commands.command(rich_help_panel=PANEL)
+def push(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="An exported folder; with --follow, where exports go.")],
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="org/name on the Hub; made if it is not there.")],
+    private: Annotated[bool, typer.Option("--private", help="Make it private; a new one is public.")] = False,
+    tag: Annotated[str | None, typer.Option(help="Of the commit.", show_default="step-N")] = None,
+    follow: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Export and push each checkpoint while it trains.", autocompletion=runs_here),
+    ] = None,
+    verify: Annotated[bool, typer.Option(help="With --follow: compare each export with the run.")] = True,
+    keep: Annotated[bool, typer.Option("--keep", help="With --follow: leave the exports in OUT.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Push an exported folder to the Hugging Face Hub: a commit and a tag per checkpoint. Log in with `hf auth login`.
+
+    Only a complete export is pushed. The same folder again changes nothing, and a push that broke off goes on. With
+    --follow it ends at the run's last step; beside a run on a GPU put JAX_PLATFORMS=cpu before the command.
+
+    [bold]Examples[/bold]
+
+      equimoe push tiny-export me/tiny
+      equimoe push tiny-export me/tiny --private --tag first
+      equimoe push exports me/tiny --follow tiny
+    """
+    from dataclasses import asdict
+
+    from equimoe.hub import push as pushing
+    from equimoe.recipe.run_folder import find_run
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    if follow is None:
+        results = iter([pushing.push(out, repo, private=private, tag=tag, log=say)])
+    elif tag is not None:
+        raise typer.BadParameter("names one commit, and --follow makes one for every checkpoint", param_hint="--tag")
+    else:
+        run = find_run(follow)
+
+        from equimoe.hub import follow as following
+
+        results = following.follow(run, out, repo, private=private, verified=verify, keep=keep, log=say)
+    for pushed in results:
+        if as_json:
+            typer.echo(json.dumps(asdict(pushed)))
+
+
 def download(
     repo: Annotated[str, typer.Argument(metavar="REPO", help="The id of a model on the Hub.")],
     out: Annotated[

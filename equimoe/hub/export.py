@@ -36,6 +36,7 @@ from equimoe.errors import EquimoeError
 from equimoe.files import LOCK, file_sha256, locked_folder, sync_folder, write_file
 from equimoe.hub.checkpoint_tensors import Source, WeightTensor, weight_tensors
 from equimoe.hub.config_json import config_to_json
+from equimoe.hub.manifest import FORMAT, MANIFEST, VERSION
 from equimoe.hub.model_card import model_card
 from equimoe.hub.model_files import read_json
 from equimoe.hub.safetensors_writer import write_safetensors
@@ -48,10 +49,10 @@ from equimoe.train import checkpoint
 from equimoe.train.reading import checkpoint_of, load_run
 from equimoe.weights import describe
 
-__all__ = ["DTYPES", "Exported", "bytes_of", "dtype_of", "export"]
+__all__ = ["DTYPES", "Exported", "bytes_of", "discard", "dtype_of", "export", "state_of"]
 
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
-MANIFEST, INDEX, PROGRESS = "manifest.json", "model.safetensors.index.json", "progress.json"
+INDEX, PROGRESS = "model.safetensors.index.json", "progress.json"
 CODE = "transformers_code"
 AUTO_MAP = {
     "AutoConfig": "configuration_equimoe.GrugMoeConfig",
@@ -103,6 +104,7 @@ def export(
             shutil.rmtree(work)
             return _the_same(out, source, log)
         hashes = _write_shards(work, Source(checkpoints), shards, source, log)
+        _still_there(work, checkpoints)
         tokenizer = load_tokenizer(checkpoints[0] / checkpoint.TOKENIZER, recipe.model.vocab_size)
         small = _small_files(run, recipe, provenance, checkpoints[0], tokenizer, dtype)
         for name, content in {**_index(shards), **small}.items():
@@ -110,7 +112,7 @@ def export(
             hashes[name] = hashlib.sha256(content).hexdigest()
         facts = _verified(work, run, source, log) if verified else None
         files = {n: {"bytes": (work / n).stat().st_size, "sha256": hashes[n]} for n in sorted(hashes)}
-        manifest = {"format": "equimoe-export", "version": 1, "equimoe": __version__, "source": source}
+        manifest = {"format": FORMAT, "version": VERSION, "equimoe": __version__, "source": source}
         manifest |= {"verification": facts, "files": files}
         write_file(work / MANIFEST, [json.dumps(manifest, indent=1).encode()])
         _give_name(work, out)
@@ -149,6 +151,19 @@ def _checkpoints(run: Path, step: int | None, average: int) -> list[Path]:
     return [last.parent / str(s) for s in until[:average]]
 
 
+def _still_there(work: Path, checkpoints: Sequence[Path]) -> None:
+    """Refuse what was read while the run removed it: chunks that are gone read as zeros. The marker goes first."""
+    gone = [path.name for path in checkpoints if not (path / checkpoint.MARKER).exists()]
+    if gone:
+        (work / PROGRESS).unlink(missing_ok=True)
+        raise EquimoeError(
+            "step",
+            "was removed by its run while it was exported",
+            "Export a newer one, or keep more checkpoints (checkpoints.keep, permanent_every_steps)",
+            value=", ".join(gone),
+        )
+
+
 def _verified(work: Path, run: Path, source: dict[str, Any], log: Log) -> dict[str, Any]:
     """What the verification found. What fails is not kept for the next try."""
     try:
@@ -167,18 +182,23 @@ def _model_of(run: Path, steps: Sequence[int]) -> Transformer:
 
 
 def _identity(run: Path, checkpoints: Sequence[Path], dtype: str, max_shard_bytes: int) -> dict[str, Any]:
-    """What decides the bytes of the weights. A checkpoint is known by its step, and by its file of arrays."""
+    """What decides the bytes of the weights."""
+    return {
+        "run": run.name,
+        "steps": [int(path.name) for path in checkpoints],
+        "state": state_of(checkpoints),
+        "dtype": dtype,
+        "max_shard_bytes": max_shard_bytes,
+    }
+
+
+def state_of(checkpoints: Sequence[Path]) -> str:
+    """A hash that tells checkpoints apart, of two runs too, without reading them: `source.state` of a manifest."""
     listing = [
         [path.name, *sorted((p.name, p.stat().st_size) for p in (path / checkpoint.STATE).rglob("*") if p.is_file())]
         for path in checkpoints
     ]
-    return {
-        "run": run.name,
-        "steps": [int(path.name) for path in checkpoints],
-        "state": hashlib.sha256(json.dumps(listing).encode()).hexdigest(),
-        "dtype": dtype,
-        "max_shard_bytes": max_shard_bytes,
-    }
+    return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
 
 
 def _the_same(out: Path, source: dict[str, Any], log: Log) -> Exported:
@@ -191,10 +211,19 @@ def _the_same(out: Path, source: dict[str, Any], log: Log) -> Exported:
     return Exported(out, manifest)
 
 
+def discard(out: Path) -> None:
+    """Remove what an export to `out` that was stopped, and cannot go on, has left beside it."""
+    shutil.rmtree(_work_of(out.absolute()), ignore_errors=True)
+
+
+def _work_of(out: Path) -> Path:
+    return out.with_name(f".export-{out.name}")
+
+
 @contextmanager
 def _work_folder(out: Path) -> Iterator[Path]:
     """`.export-<name>` beside the target, held by this process; left there by a kill, for the next one."""
-    work = out.with_name(f".export-{out.name}")
+    work = _work_of(out)
     busy = EquimoeError("out", "is being written by another process", "Wait for it", value=str(out))
     try:
         if work.is_symlink() or (work.is_dir() and any(work.iterdir()) and not (work / LOCK).exists()):

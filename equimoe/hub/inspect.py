@@ -19,8 +19,8 @@ from equimoe.counting import Counts, counts
 from equimoe.errors import EquimoeError
 from equimoe.hub.load import read_config
 from equimoe.hub.model_files import belongs
-from equimoe.hub.snapshot import fetch, find_snapshot, remote_tensors, small_files
 from equimoe.hub.safetensors_files import open_folder
+from equimoe.hub.snapshot import fetch, find_snapshot, remote_tensors, small_files
 from equimoe.hub.tensors import Described, check_tensors, has_stacked_experts
 from equimoe.parallel.capabilities import device_memory_bytes
 from equimoe.plan.loading import LoadingNeeds, loading_needs, smallest_machine

@@ -13,7 +13,9 @@ from equimoe.errors import EquimoeError
 from equimoe.files import expanded
 from equimoe.hub.config_json import config_from_json, schema_of
 from equimoe.hub.model_files import CONFIG, check_folder, read_json
+from equimoe.hub.safetensors_files import open_folder
 from equimoe.hub.snapshot import (
+    Snapshot,
     Unreachable,
     cached_folder,
     fetch,
@@ -22,7 +24,6 @@ from equimoe.hub.snapshot import (
     small_files,
     weight_files,
 )
-from equimoe.hub.safetensors_files import open_folder
 from equimoe.hub.source import is_hub_id
 from equimoe.hub.tensors import check_tensors, read_tensors
 from equimoe.model.init import assemble

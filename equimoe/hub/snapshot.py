@@ -1,4 +1,4 @@
-"""A model on the Hub at one commit, to be read: the commit behind a name, what it holds, its tensors from header bytes alone, and fetching it.
+"""A model of the Hub at one commit, to be read: what it holds, its tensors from header bytes alone, and fetching it.
 
 Only data is asked for, by name, and never code. `huggingface_hub` fetches (in parallel, and going on where it was cut
 off) into its own cache; it compares sizes only, so each file is then hashed and compared with what the Hub lists for
@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from equimoe.data.hub_files import HubPath, hub_errors
 from equimoe.errors import EquimoeError, first_line
 from equimoe.files import cache_folder, file_sha256, write_file
 from equimoe.hub.model_files import CONFIG, INDEX, SMALL_FILES, WEIGHTS, belongs, check_folder, check_size, read_json
+from equimoe.hub.repository import passes, patiently
 from equimoe.hub.safetensors_files import dtype_of_kind, read_weight_map
 
 __all__ = [
@@ -38,10 +40,8 @@ __all__ = [
     "weight_files",
 ]
 
-_WAITS_SECONDS = (1.0, 4.0)  # before the second and the third try of a request that the client does not repeat itself
-_PASSING = (429, 500, 502, 503, 504)
-
-Result = TypeVar("Result")
+_WAITS_SECONDS = (1.0, 4.0)  # before the second and the third try of what the client does not try again by itself
+_LOG = logging.getLogger("equimoe")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def find_snapshot(name: str, revision: str | None = None, *, patient: bool = Tru
 
     path = HubPath(name, revision)
     with hub_errors(path, "src"), _unreachable_apart(path):
-        _patiently(lambda: HfApi().repo_info(name, revision=revision), _WAITS_SECONDS if patient else ())
+        patiently(lambda: HfApi().repo_info(name, revision=revision), _LOG.warning, _WAITS_SECONDS if patient else ())
         # Again, since it also notes the commit in the Hub's cache, for `cached_folder`; alone, it takes what is noted
         # there if the Hub cannot be reached, and does not say so.
         commit = HfApi().resolve_revision(name, revision=revision).resolved
@@ -131,12 +131,11 @@ def remote_tensors(snapshot: Snapshot, small: Path) -> dict[str, RemoteTensor]:
 
     weight_map = read_weight_map(small / INDEX) if INDEX in snapshot.files else None
     found: dict[str, RemoteTensor] = {}
+    parse = HfApi().parse_safetensors_file_metadata
     for name in weight_files(snapshot, small):
         with hub_errors(snapshot.path, "src"):
-            header = _patiently(
-                lambda name=name: HfApi().parse_safetensors_file_metadata(
-                    snapshot.name, name, revision=snapshot.commit
-                )
+            header = patiently(
+                partial(parse, snapshot.name, name, revision=snapshot.commit), _LOG.warning, _WAITS_SECONDS
             )
         _check_header(name, header.tensors, snapshot)
         for tensor, entry in header.tensors.items():
@@ -194,18 +193,16 @@ def fetch(snapshot: Snapshot, names: Iterable[str], *, into: Path | None = None)
     wanted = sorted(names)
 
     def download(which: list[str], again: bool) -> Path:
+        fetched = partial(
+            HfApi().snapshot_download,
+            snapshot.name,
+            revision=snapshot.commit,
+            allow_patterns=which,  # plain names, see `belongs`: nothing that a pattern could widen
+            local_dir=into,
+            force_download=again,
+        )
         with hub_errors(snapshot.path, "src"):
-            return Path(
-                _patiently(
-                    lambda: HfApi().snapshot_download(
-                        snapshot.name,
-                        revision=snapshot.commit,
-                        allow_patterns=which,  # plain names, see `belongs`: nothing that a pattern could widen
-                        local_dir=into,
-                        force_download=again,
-                    )
-                )
-            )
+            return Path(patiently(fetched, _LOG.warning, _WAITS_SECONDS))
 
     folder = download(wanted, again=False)
     known = _Known(snapshot, folder)
@@ -292,10 +289,12 @@ class Unreachable(EquimoeError):
 
 @contextmanager
 def _unreachable_apart(path: HubPath) -> Iterator[None]:
+    from huggingface_hub.errors import OfflineModeIsEnabled, RevisionResolutionError
+
     try:
         yield
     except Exception as error:
-        if not _is_passing(error) and type(error).__name__ not in ("OfflineModeIsEnabled", "RevisionResolutionError"):
+        if not (passes(error) or isinstance(error, OfflineModeIsEnabled | RevisionResolutionError)):
             raise
         raise Unreachable(
             "src",
@@ -303,24 +302,3 @@ def _unreachable_apart(path: HubPath) -> Iterator[None]:
             "Check the network and HF_HUB_OFFLINE, and run it again",
             value=str(path),
         ) from error
-
-
-def _patiently(request: Callable[[], Result], waits: Iterable[float] = _WAITS_SECONDS) -> Result:
-    """The result of `request`, tried again where the Hub is busy or the line fails. Other errors pass at once."""
-    for wait in waits:
-        try:
-            return request()
-        except Exception as error:
-            if not _is_passing(error):
-                raise
-        time.sleep(wait)
-    return request()
-
-
-def _is_passing(error: BaseException) -> bool:
-    """Whether the same request may well succeed in a moment: the Hub is busy, or the line was cut."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status is not None:
-        return status in _PASSING
-    cut = type(error).__module__.split(".")[0] == "httpx2" or "Consistency check failed" in str(error)
-    return cut or (error.__cause__ is not None and _is_passing(error.__cause__))

@@ -23,6 +23,7 @@ from equimoe.hub import checkpoint_tensors
 from equimoe.hub import export as module
 from equimoe.hub.export import bytes_of, export
 from equimoe.model.init import leaves_by_path
+from equimoe.train import checkpoint
 from equimoe.train.checkpoint import committed_steps
 
 
@@ -270,6 +271,27 @@ def test_a_damaged_checkpoint_is_named_and_no_folder_appears(tiny, tmp_path):
     with pytest.raises(EquimoeError, match="checkpoint"):
         export(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_that_its_run_removes_meanwhile_is_not_exported_as_zeros(tiny, tmp_path, monkeypatch):
+    """Of an array that is open TensorStore reads a chunk whose file is gone as zeros."""
+    run = tmp_path / "run"
+    shutil.copytree(tiny.run, run)
+    read = []
+
+    class Removed(checkpoint_tensors.Source):
+        def pieces(self, tensors):
+            for tensor in tensors:
+                self._stores("betas" if tensor.path == checkpoint_tensors.BIAS else f"model.{tensor.path}")
+            checkpoint._remove(self._checkpoints[0])
+            for piece in super().pieces(tensors):
+                read.append(np.abs(piece.astype(np.float32)).max())
+                yield piece
+
+    monkeypatch.setattr(module, "Source", Removed)
+    with pytest.raises(EquimoeError, match=r"step \('12'\): was removed by its run while it was exported"):
+        export(run, tmp_path / "out", verified=False)
+    assert not (tmp_path / "out").exists() and min(read) == 0.0
 
 
 @pytest.mark.parametrize(

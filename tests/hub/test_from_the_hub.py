@@ -15,7 +15,7 @@ from huggingface_hub import constants
 
 import equimoe
 from equimoe.errors import EquimoeError
-from equimoe.hub import snapshot as looking
+from equimoe.hub import repository
 from equimoe.hub.download import download
 from equimoe.hub.export import export
 from equimoe.hub.inspect import inspect, refuse_problems, report
@@ -36,7 +36,7 @@ def exported(tiny, tmp_path_factory):
 def pushed(hub, exported, monkeypatch, tmp_path):
     """The double with the export in it, beside files that nobody should fetch; our own waits are not slept either."""
     monkeypatch.setenv("EQUIMOE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(looking.time, "sleep", hub.slept.append)
+    monkeypatch.setattr(repository, "time", SimpleNamespace(sleep=hub.slept.append))
     more = {"evil.py": b"raise SystemExit", "pytorch_model.bin": b"pickle", "sub/model.safetensors": b"not this one"}
     hub.push(REPO, {**exported, **more}, "model")
     return hub
