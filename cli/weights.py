@@ -116,6 +116,7 @@ def push(
             typer.echo(json.dumps(asdict(pushed)))
 
 
+@commands.command(rich_help_panel=PANEL)
 def download(
     repo: Annotated[str, typer.Argument(metavar="REPO", help="The id of a model on the Hub.")],
     out: Annotated[

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,64 +23,72 @@ _LAYER, _BESIDE = 0.103e9, 0.069e9
 Log = Callable[[str], None]
 
 
-def bench_export(gigabytes: float, folder: Path | None, *, rounds: int = 3, log: Log = lambda line: None) -> dict:
-    """Seconds, bytes per second and memory of export, of reading, and of the verification; all but it in `rounds`."""
+def bench_export(
+    gigabytes: float,
+    folder: Path | None,
+    *,
+    rounds: int = 3,
+    environments: Mapping[str, Mapping[str, str]] | None = None,
+    log: Log = lambda line: None,
+) -> dict[str, Any]:
+    """Seconds, bytes per second and memory of export and of reading, in each of the `environments`; of verification.
+
+    `rate_of_reading`: the export's bytes per second over those of reading, round by round.
+    """
     layers = max(1, round((gigabytes * GB / 2 - _BESIDE) / _LAYER))
     with tempfile.TemporaryDirectory(prefix="equimoe-bench-", dir=folder) as place:
         run, out = Path(place) / "run", Path(place) / "out"
         log(f"making a checkpoint of {layers} layers in {place}")
-        made = _child("make_run", run=str(run), layers=layers)
-        reads, exports = [], []
-        for number in range(rounds):
-            log(f"round {number + 1} of {rounds}: reading, then exporting")
-            reads.append(_child("read_arrays", run=str(run)))
-            shutil.rmtree(out, ignore_errors=True)
-            exports.append(_child("export_run", run=str(run), out=str(out), verified=False))
+        made = _child("make_run", {}, run=str(run), layers=layers)
+        found: dict[str, Any] = {"weight_bytes": made["weight_bytes"], "checkpoint_bytes": made["checkpoint_bytes"]}
+        for name, environment in (environments or {"plain": {}}).items():
+            reads, exports = [], []
+            for number in range(rounds):
+                log(f"{name}, round {number + 1} of {rounds}: reading, then exporting")
+                reads.append(_child("read_arrays", environment, run=str(run)))
+                shutil.rmtree(out, ignore_errors=True)
+                exports.append(_child("export_run", environment, run=str(run), out=str(out), verified=False))
+            found[name] = _facts(reads, exports, made["weight_bytes"])
         log("verifying")
-        verification = {"seconds": 0.0, "rss_bytes": 0}
-        written = sum(path.stat().st_size for path in out.iterdir())
-    weights = made["weight_bytes"]
-    ratios = [read["seconds"] / export["seconds"] for read, export in zip(reads, exports, strict=True)]
-    return {
-        "weight_bytes": weights,
-        "checkpoint_bytes": made["checkpoint_bytes"],
-        "written_bytes": written,
-        "read": _facts(reads, weights),
-        "export": _facts(exports, weights),
-        "rate_of_reading": spread(ratios),
-        "verification": {"seconds": verification["seconds"], "rss_bytes": verification["rss_bytes"]},
-    }
+        verification = _child("export_run", environment, run=str(run), out=str(out), verified=True)
+        found["written_bytes"] = sum(path.stat().st_size for path in out.iterdir())
+    return {**found, "verification": {"seconds": verification["seconds"], "rss_bytes": verification["rss_bytes"]}}
 
 
 def export_lines(facts: dict[str, Any]) -> Iterator[str]:
     """What `equimoe bench export` prints."""
-    whole = facts["checkpoint_bytes"] / GB
-    yield f"weights {facts['weight_bytes'] / GB:.2f} GB in float32, in a checkpoint of {whole:.2f} GB"
-    for name in ("read", "export"):
-        seconds, rate = facts[name]["seconds"], facts[name]["bytes_per_second"]["median"] / GB
-        yield (
-            f"{name:<7} {seconds['median']:7.2f} s ({seconds['min']:.2f} to {seconds['max']:.2f})   {rate:.2f} GB/s of"
-            f" weights   {facts[name]['rss_bytes'] / GB:.2f} GB of memory over the baseline"
-        )
-    ratio = facts["rate_of_reading"]
-    yield (
-        f"export goes at {ratio['median']:.0%} of TensorStore's rate ({ratio['min']:.0%} to {ratio['max']:.0%}), and"
-        f" writes {facts['written_bytes'] / GB:.2f} GB meanwhile"
-    )
+    whole, written = facts["checkpoint_bytes"] / GB, facts["written_bytes"] / GB
+    yield f"{facts['weight_bytes'] / GB:.2f} GB of float32 weights in a checkpoint of {whole:.2f}; {written:.2f} out"
+    for name in (name for name, value in facts.items() if isinstance(value, dict) and "read" in value):
+        yield {"plain": "malloc as Python comes", "command": "malloc as `equimoe export` sets it"}.get(name, name)
+        for part in ("read", "export"):
+            measured = facts[name][part]
+            seconds, rate = measured["seconds"], measured["bytes_per_second"]["median"] / GB
+            yield (
+                f"  {part:<7} {seconds['median']:6.2f} s ({seconds['min']:.2f} to {seconds['max']:.2f})"
+                f"   {rate:.2f} GB/s   {measured['rss_bytes'] / GB:.2f} GB of memory over the baseline"
+            )
+        ratio = facts[name]["rate_of_reading"]
+        yield f"  export at {ratio['median']:.0%} of TensorStore's rate ({ratio['min']:.0%} to {ratio['max']:.0%})"
     seconds, memory = facts["verification"]["seconds"], facts["verification"]["rss_bytes"] / GB
-    yield f"verify  {seconds:7.2f} s   {memory:.2f} GB of memory over the baseline"
+    yield f"verification {seconds:.2f} s   {memory:.2f} GB of memory over the baseline"
 
 
-def _child(name: str, **arguments: Any) -> dict[str, Any]:
-    return in_its_own_process(f"equimoe.bench.export:{name}", **arguments)
+def _child(name: str, environment: Mapping[str, str], **arguments: Any) -> dict[str, Any]:
+    return in_its_own_process(f"equimoe.bench.export:{name}", environment, **arguments)
 
 
-def _facts(measured: list[dict], weight_bytes: int) -> dict[str, Any]:
-    return {
-        "seconds": spread([m["seconds"] for m in measured]),
-        "bytes_per_second": spread([weight_bytes / m["seconds"] for m in measured]),
-        "rss_bytes": max(m["rss_bytes"] for m in measured),
+def _facts(reads: list[dict], exports: list[dict], weight_bytes: int) -> dict[str, Any]:
+    ratios = [read["seconds"] / export["seconds"] for read, export in zip(reads, exports, strict=True)]
+    parts = {
+        name: {
+            "seconds": spread([m["seconds"] for m in measured]),
+            "bytes_per_second": spread([weight_bytes / m["seconds"] for m in measured]),
+            "rss_bytes": max(m["rss_bytes"] for m in measured),
+        }
+        for name, measured in (("read", reads), ("export", exports))
     }
+    return {**parts, "rate_of_reading": spread(ratios)}
 
 
 # Each of these runs in a process of its own.
@@ -109,7 +117,8 @@ def make_run(run: str, layers: int) -> dict[str, int]:
     state = TrainState(jax.numpy.ones((), jax.numpy.int32), weights, moments, betas)
     tokenizer = train_tokenizer(["a text"], SMALLEST_VOCABULARY).json.encode()
     folder = Path(run)
-    saved = checkpoint.begin(folder / "checkpoints", state, sequences=1, tokenizer=tokenizer)()
+    save = checkpoint.begin(folder / "checkpoints", state, sequences=1, tokenizer=tokenizer)
+    saved = save()
     write_file(folder / "recipe.json", [recipe_to_json(recipe, new_provenance("bench")).encode()])
     size = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
     return {"weight_bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(weights)), "checkpoint_bytes": size}

@@ -25,11 +25,12 @@ def spread(values: Sequence[float]) -> Spread:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
-def in_its_own_process(function: str, **arguments: Any) -> dict[str, Any]:
-    """Call `module:name` with JSON arguments in a fresh Python; what it returns, which must be a JSON object."""
+def in_its_own_process(function: str, environment: Mapping[str, str], **arguments: Any) -> dict[str, Any]:
+    """Call `module:name` with JSON arguments in a fresh Python, `environment` on top; it returns a JSON object."""
     module, name = function.split(":")
     code = f"import sys, json; from {module} import {name}; print(json.dumps({name}(**json.load(sys.stdin))))"
-    done = subprocess.run([sys.executable, "-c", code], input=json.dumps(arguments), capture_output=True, text=True)
+    command, where = [sys.executable, "-c", code], {**os.environ, **environment}
+    done = subprocess.run(command, input=json.dumps(arguments), env=where, capture_output=True, text=True)
     if done.returncode:
         raise EquimoeError(
             "bench",

@@ -21,6 +21,11 @@ EXAMPLES = {
     ("data",): "equimoe data show tiny --data 'docs/*.md'",
     ("data", "show"): "equimoe data show tiny 3 --data 'docs/*.md,notes.jsonl'",
     ("export",): "equimoe export tiny tiny-export",
+    ("download",): "equimoe download org/name ./here --revision step-6000",
+    ("inspect",): "equimoe inspect ./tiny-export --tensors",
+    ("import",): "equimoe import org/name mine",
+    ("bench",): "equimoe bench export",
+    ("bench", "export"): "equimoe bench export --gigabytes 0.5 --rounds 1 --json",
     ("push",): "equimoe push tiny-export me/tiny --private --tag first",
     ("params",): "equimoe params width=512 experts=64 layers=6 --json",
 }
