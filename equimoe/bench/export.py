@@ -17,8 +17,8 @@ from equimoe.bench.measure import in_its_own_process, measured, spread
 __all__ = ["bench_export", "export_lines"]
 
 GB = 10**9
-EXPERTS, WIDTH, VOCABULARY = 128, 1024, 32_768  # about 103 million weights a layer, 67 million beside the layers
-_LAYER, _BESIDE = 0.103e9, 0.069e9
+SIZES = {"width": 1024, "experts": 128, "vocabulary": 32_768}
+_LAYER, _BESIDE = 0.103e9, 0.069e9  # weights of a layer of these sizes, and beside the layers
 
 Log = Callable[[str], None]
 
@@ -29,6 +29,7 @@ def bench_export(
     *,
     rounds: int = 3,
     environments: Mapping[str, Mapping[str, str]] | None = None,
+    sizes: Mapping[str, int] | None = None,
     log: Log = lambda line: None,
 ) -> dict[str, Any]:
     """Seconds, bytes per second and memory of export and of reading, in each of the `environments`; of verification.
@@ -36,10 +37,11 @@ def bench_export(
     `rate_of_reading`: the export's bytes per second over those of reading, round by round.
     """
     layers = max(1, round((gigabytes * GB / 2 - _BESIDE) / _LAYER))
+    sizes = SIZES if sizes is None else sizes
     with tempfile.TemporaryDirectory(prefix="equimoe-bench-", dir=folder) as place:
         run, out = Path(place) / "run", Path(place) / "out"
         log(f"making a checkpoint of {layers} layers in {place}")
-        made = _child("make_run", {}, run=str(run), layers=layers)
+        made = _child("make_run", {}, run=str(run), sizes={"layers": layers, **sizes})
         found: dict[str, Any] = {"weight_bytes": made["weight_bytes"], "checkpoint_bytes": made["checkpoint_bytes"]}
         for name, environment in (environments or {"plain": {}}).items():
             reads, exports = [], []
@@ -94,7 +96,7 @@ def _facts(reads: list[dict], exports: list[dict], weight_bytes: int) -> dict[st
 # Each of these runs in a process of its own.
 
 
-def make_run(run: str, layers: int) -> dict[str, int]:
+def make_run(run: str, sizes: dict[str, int]) -> dict[str, int]:
     """A run with one checkpoint: random weights, and moments that are random too, since zeros would be compressed."""
     import jax
 
@@ -107,13 +109,13 @@ def make_run(run: str, layers: int) -> dict[str, int]:
     from equimoe.train.loop import concrete, make_optimizer
     from equimoe.train.state import TrainState
 
-    model = derive(WIDTH, layers=layers, experts=EXPERTS, vocabulary=VOCABULARY, row_tokens=256)
+    model = derive(**sizes, row_tokens=256)
     recipe = concrete(Recipe(name="bench", model=model, schedule=Schedule(steps=1, batch_sequences=1)))
     weights = init(model, key=jax.random.key(0))
     shapes = jax.eval_shape(make_optimizer(recipe).init, weights)
     spare = {leaf.shape: leaf for leaf in jax.tree.leaves(weights)}
     moments = jax.tree.map(lambda s: spare.get(s.shape, jax.numpy.zeros(s.shape, s.dtype)), shapes)
-    betas = jax.random.normal(jax.random.key(1), (layers, EXPERTS))
+    betas = jax.random.normal(jax.random.key(1), (model.num_hidden_layers, model.num_experts))
     state = TrainState(jax.numpy.ones((), jax.numpy.int32), weights, moments, betas)
     tokenizer = train_tokenizer(["a text"], SMALLEST_VOCABULARY).json.encode()
     folder = Path(run)
