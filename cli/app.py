@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from equimoe import __version__
-from equimoe.cli import data, recipes, train, weights
+from equimoe.cli import bench, data, recipes, train, weights
 from equimoe.cli.allocator import start_again_with_settings
 from equimoe.errors import EquimoeError
 
@@ -32,6 +32,7 @@ app.add_typer(train.commands)
 app.add_typer(recipes.commands)
 app.add_typer(data.commands)
 app.add_typer(weights.commands)
+app.add_typer(bench.commands)
 
 
 def _print_version(asked: bool) -> bool:
@@ -60,8 +61,8 @@ def equimoe(
 
 
 def console() -> None:
-    """Entry point of the console script: a process of its own, that commands which train may set up anew."""
-    if sys.argv[1:2] in (["train"], ["resume"]):
+    """Entry point of the console script: a process of its own, that commands which compute for long may set up anew."""
+    if sys.argv[1:2] in (["train"], ["resume"], ["export"]):
         start_again_with_settings()
     main()
 

@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AsJson", "DataPaths", "Overrides", "Recipe", "Run", "Source", "data_overrides"]
+__all__ = [
+    "AsJson",
+    "DataPaths",
+    "Force",
+    "Overrides",
+    "Recipe",
+    "Revision",
+    "Run",
+    "Source",
+    "Step",
+    "data_overrides",
+    "runs_here",
+]
 
 
 def _recipes(incomplete: str) -> list[str]:
@@ -16,7 +28,7 @@ def _recipes(incomplete: str) -> list[str]:
     return [name for name in packaged_recipes() if name.startswith(incomplete)]
 
 
-def _runs(incomplete: str) -> list[str]:
+def runs_here(incomplete: str) -> list[str]:
     """Names of runs of this folder."""
     from equimoe.recipe.run_folder import known_runs
 
@@ -34,14 +46,14 @@ Overrides = Annotated[
     typer.Argument(metavar="NAME=VALUE", help="Changes: an argument of the recipe, or a dotted field path."),
 ]
 Run = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's name (runs/NAME), or its folder.", autocompletion=_runs)
+    str, typer.Argument(metavar="RUN", help="A run's name (runs/NAME), or its folder.", autocompletion=runs_here)
 ]
 Source = Annotated[
     str,
     typer.Argument(
         metavar="SRC",
         help="A run's name or folder, a folder with safetensors, or a Hub id.",
-        autocompletion=_runs,
+        autocompletion=runs_here,
     ),
 ]
 DataPaths = Annotated[
@@ -60,3 +72,9 @@ def data_overrides(paths: list[str] | None) -> list[str]:
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the facts as one JSON object.")]
+Step = Annotated[int | None, typer.Option(help="The checkpoint of a run.", show_default="the newest")]
+Revision = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Of a Hub id: a branch, tag or commit.", show_default="its main branch"),
+]
+Force = Annotated[bool, typer.Option("--force", help="Also if the weights exceed the memory of a device here.")]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from equimoe.cli.arguments import DataPaths, Overrides, Recipe, Run, Source, data_overrides
+from equimoe.cli.arguments import DataPaths, Force, Overrides, Recipe, Revision, Run, Source, Step, data_overrides
 
 __all__ = ["commands"]
 
@@ -50,10 +50,11 @@ def train(
 
 
 @commands.command(rich_help_panel=PANEL)
-def resume(run: Run, overrides: Changes = None) -> None:
+def resume(run: Run, overrides: Changes = None, data: DataPaths = None) -> None:
     """Continue a run from its newest checkpoint, exactly as if it had never stopped.
 
-    Changes are those that leave alone what it computes: checkpoints, evaluation, evals, samples, logging, mesh.
+    Changes are those that leave alone what it computes: checkpoints, evaluation, evals, samples, logging, mesh. Before
+    the first step of imported weights (`equimoe import`) they may be any, but of the model.
 
     [bold]Examples[/bold]
 
@@ -66,7 +67,7 @@ def resume(run: Run, overrides: Changes = None) -> None:
 
     from equimoe.train import loop
 
-    loop.resume_run(folder, overrides or ())
+    loop.resume_run(folder, [*(overrides or ()), *data_overrides(data)])
 
 
 Tokens = Annotated[int, typer.Option(min=1, help="Tokens to write at most.")]
@@ -80,7 +81,6 @@ MinP = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same text.")]
 Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be repeated.")]
-Step = Annotated[int | None, typer.Option(help="The checkpoint of a run.", show_default="the newest")]
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -96,6 +96,8 @@ def sample(
     stop: Stop = None,
     number: Annotated[int, typer.Option(min=1, help="Continuations, written together, by seeds that follow.")] = 1,
     step: Step = None,
+    revision: Revision = None,
+    force: Force = False,
 ) -> None:
     """Let a model continue a text.
 
@@ -116,7 +118,7 @@ def sample(
 
     text = terminal.text_or_stdin(text)
     enable_compile_cache()
-    model, tokenizer = equimoe.load(source, step=step)
+    model, tokenizer = equimoe.load(source, revision=revision, step=step, force=force)
     limits = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
     settings = {"tokens": tokens, "temperature": temperature, **limits, "seed": seed, "stop_strings": stop or ()}
     tokenizer = terminal.needed_tokenizer(tokenizer, src)
@@ -140,6 +142,8 @@ def chat(
     seed: Seed = 0,
     stop: Stop = None,
     step: Step = None,
+    revision: Revision = None,
+    force: Force = False,
 ) -> None:
     """Talk to a model that was trained for it. /reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops a reply.
 
@@ -163,4 +167,6 @@ def chat(
         once=once,
         template=template,
         step=step,
+        revision=revision,
+        force=force,
     )

@@ -126,11 +126,13 @@ def chat_with(
     once: str | None = None,
     template: str | None = None,
     step: int | None = None,
+    revision: str | None = None,
+    force: bool = False,
 ) -> None:
     """`equimoe chat`: load a source, find its template, then one reply to `once`, or turns at the terminal."""
     enable_compile_cache()
-    folder = local_folder(source)
-    model, tokenizer = load(folder, step=step)
+    folder = local_folder(source, revision, force=force)
+    model, tokenizer = load(folder, step=step, force=force)
     tokenizer = needed_tokenizer(tokenizer, source)
     found = find_template([folder], tokenizer, template)
     if (folder / "recipe.json").exists():

@@ -34,7 +34,7 @@ def by_path(config, tensors: dict[str, np.ndarray], *, schema: int = 2) -> dict[
     from equimoe.hub.tensors import read_tensors
     from equimoe.weights import describe
 
-    return read_tensors({name: InMemory(a) for name, a in tensors.items()}, describe(config), schema=schema)
+    return dict(read_tensors({name: InMemory(a) for name, a in tensors.items()}, describe(config), schema=schema))
 
 
 def assembled(config, tensors: dict[str, np.ndarray], *, schema: int = 2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ def hub_for_client(patch: pytest.MonkeyPatch, folder: Path) -> Iterator[Hub]:
 @contextmanager
 def serving(hub: Hub) -> Iterator[str]:
     """The address of `hub` while the block runs."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("HubHandler", (Handler,), {"hub": hub}))
+    server = Server(("127.0.0.1", 0), type("HubHandler", (Handler,), {"hub": hub}))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
@@ -50,10 +51,17 @@ def serving(hub: Hub) -> Iterator[str]:
         server.server_close()
 
 
+class Server(ThreadingHTTPServer):
+    def handle_error(self, *request: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a client that was killed, or hung up
+            super().handle_error(*request)
+
+
 class Handler(BaseHTTPRequestHandler):
     """HTTP, ranges, and the faults."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are two packets: the second would wait 40 ms for the first
     hub: Hub
 
     def log_message(self, *_: Any) -> None:

@@ -181,7 +181,7 @@ def restored(tiny: Tiny, checkpoint_folder: Path):
 
     recipe = tiny.recipe
     mesh = make_mesh(recipe.mesh, recipe.model, recipe.schedule.batch_sequences)
-    optimizer = _programs()["make_optimizer"](loop._concrete(recipe))
+    optimizer = _programs()["make_optimizer"](loop.concrete(recipe))
     return checkpoint.restore(checkpoint_folder, abstract_state(recipe.model, optimizer, mesh))
 
 

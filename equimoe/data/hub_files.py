@@ -22,12 +22,15 @@ __all__ = [
     "HUB",
     "HubPath",
     "download_tokenizer",
+    "error_chain",
     "hub_errors",
+    "is_hub_name",
     "is_hub_tokenizer",
     "list_files",
     "open_remote",
     "pinned_tokenizer",
     "reads_as_hub_id",
+    "response_of",
 ]
 
 HUB = "hf://"
@@ -150,8 +153,11 @@ class _Remote(io.RawIOBase):
 
 
 @contextmanager
-def hub_errors(path: HubPath, subject: str = "data.path") -> Iterator[None]:
-    """Whatever the Hub's client raises, as one line that says what to do. Errors of our own pass."""
+def hub_errors(name: object, subject: str = "data.path", done: str = "read from") -> Iterator[None]:
+    """Whatever the Hub's client raises, as one line that says what to do; `done`: to what `name` names, the Hub's part.
+
+    Errors of our own pass.
+    """
     from huggingface_hub import errors
 
     try:
@@ -160,20 +166,37 @@ def hub_errors(path: HubPath, subject: str = "data.path") -> Iterator[None]:
         raise
     except errors.GatedRepoError as error:
         rule, remedy = "is gated", "Accept its terms on its page, then `hf auth login` or set HF_TOKEN"
-        raise EquimoeError(subject, rule, remedy, value=str(path)) from error
+        raise EquimoeError(subject, rule, remedy, value=str(name)) from error
     except errors.RevisionNotFoundError as error:
-        raise EquimoeError(subject, "has no such revision", "Check what follows the @", value=str(path)) from error
+        raise EquimoeError(subject, "has no such revision", "Check what follows the @", value=str(name)) from error
     except errors.RepositoryNotFoundError as error:
         rule, remedy = "is not on the Hub, or is private", "Check the name; for a private one, `hf auth login`"
-        raise EquimoeError(subject, rule, remedy, value=str(path)) from error
+        raise EquimoeError(subject, rule, remedy, value=str(name)) from error
     except errors.OfflineModeIsEnabled as error:
-        rule, remedy = "must be fetched, but HF_HUB_OFFLINE is set", "Unset it, or name local files"
-        raise EquimoeError(subject, rule, remedy, value=str(path)) from error
+        rule, remedy = f"must be {done} the Hub, but HF_HUB_OFFLINE is set", "Unset it, or use local files"
+        raise EquimoeError(subject, rule, remedy, value=str(name)) from error
     except Exception as error:  # of its two transports, of a file: nothing of it is kept
-        status = getattr(getattr(error, "response", None), "status_code", type(error).__name__)
-        said = _QUERY.sub(r"\1", " ".join(str(error).split()))[:200]
-        rule, remedy = f"could not be read from the Hub ({status}: {said})", "Check the network, and run it again"
-        raise EquimoeError(subject, rule, remedy, value=str(path)) from error
+        response = response_of(error)
+        status = type(error).__name__ if response is None else response.status_code
+        said = _QUERY.sub(r"\1", "; ".join(" ".join(str(each).split()) for each in error_chain(error) if str(each)))
+        rule, remedy = f"could not be {done} the Hub ({status}: {said[:300]})", "Check the network, and run it again"
+        if status in (401, 403):
+            rule = f"could not be {done} the Hub: it refuses that to the login here ({status})"
+            remedy = "`hf auth login` with a token that may do it, or set HF_TOKEN to one"
+        raise EquimoeError(subject, rule, remedy, value=str(name)) from error
+
+
+def error_chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, and what it was raised for, as a traceback would show them."""
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+
+
+def response_of(error: BaseException) -> Any:
+    """The Hub's answer that an error, or one that it was raised for, is about; None if there was no answer."""
+    return next((r for each in error_chain(error) if (r := getattr(each, "response", None)) is not None), None)
 
 
 # ---- tokenizers
@@ -189,8 +212,12 @@ def is_hub_tokenizer(name: str) -> bool:
 def reads_as_hub_id(name: str) -> bool:
     """Whether `name` is of the form org/name and no path: neither it nor the folder to put it in is here."""
     here = os.path.expanduser(name)
-    is_id = re.fullmatch(f"{_NAME}/{_NAME}", name) is not None
-    return is_id and not os.path.lexists(here) and not os.path.isdir(os.path.dirname(here))
+    return is_hub_name(name) and not os.path.lexists(here) and not os.path.isdir(os.path.dirname(here))
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether `name` is of the form org/name."""
+    return re.fullmatch(f"{_NAME}/{_NAME}", name) is not None
 
 
 def pinned_tokenizer(name: str) -> str:

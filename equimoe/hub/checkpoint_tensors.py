@@ -21,13 +21,13 @@ import numpy as np
 from equimoe.errors import EquimoeError, first_line
 from equimoe.hub.safetensors_writer import Tensor
 from equimoe.hub.tensors import Slot, slots
-from equimoe.model.quantile_balancing import bias_from_betas
+from equimoe.model.quantile_balancing import next_bias
 from equimoe.train.checkpoint import open_array
 from equimoe.weights import Weight
 
 __all__ = ["Source", "WeightTensor", "weight_tensors"]
 
-BIAS = "blocks.moe.router.bias"
+BIAS, BETAS = "blocks.moe.router.bias", "betas"
 _PIECE_BYTES = 64 << 20  # a table without layers is read this much at a time
 _AHEAD = 2
 
@@ -80,13 +80,12 @@ class Source:
 
     def array(self, path: str, layer: int | None = None) -> np.ndarray:
         """An array of the weight table as the run has it, in float32: of a stacked one a layer, else the whole."""
-        name, selection = ("betas" if path == BIAS else f"model.{path}"), (... if layer is None else layer)
-        return _mean(name, [store[selection].read() for store in self._stores(name)])
+        return next(self._ahead(iter([(f"model.{path}", ... if layer is None else layer)])))
 
     def _reads(self, tensor: WeightTensor) -> Iterator[tuple[str, Any]]:
         """What is read at a time for a tensor and its neighbours: (array, selection)."""
         if tensor.path == BIAS:
-            yield "betas", tensor.layer
+            yield f"model.{BIAS}", tensor.layer
         elif tensor.layer is not None:
             yield f"model.{tensor.path}", tensor.layer
         else:
@@ -101,19 +100,22 @@ class Source:
 
     def _ahead(self, reads: Iterator[tuple[str, Any]]) -> Iterator[np.ndarray]:
         """The arrays, the following ones being read already."""
-        under_way: deque[tuple[str, list[Any]]] = deque()
+        under_way: deque[tuple[str, list[Any], list[Any]]] = deque()
         for name, selection in reads:
-            under_way.append((name, [store[selection].read() for store in self._stores(name)]))
+            betas = [store[selection].read() for store in self._stores(BETAS)] if name == f"model.{BIAS}" else []
+            under_way.append((name, [store[selection].read() for store in self._stores(name)], betas))
             if len(under_way) > _AHEAD:
                 yield _mean(*under_way.popleft())
         while under_way:
             yield _mean(*under_way.popleft())
 
 
-def _mean(name: str, futures: Sequence[Any]) -> np.ndarray:
+def _mean(name: str, futures: Sequence[Any], betas: Sequence[Any]) -> np.ndarray:
+    """Over checkpoints. `betas`: those of the router bias, which is then the one that is pending."""
     arrays = (_result(name, future) for future in futures)
-    if name == "betas":
-        arrays = (np.asarray(bias_from_betas(jnp.asarray(betas))) for betas in arrays)
+    if betas:
+        pending = (_result(BETAS, future) for future in betas)
+        arrays = (np.asarray(next_bias(*map(jnp.asarray, pair))) for pair in zip(arrays, pending, strict=True))
     total = next(arrays)
     for array in arrays:
         total = total + array

@@ -6,6 +6,7 @@ skipped; bookkeeping fields that stock tools write are on a short list of their 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from equimoe.config import ModelConfig
@@ -68,6 +69,7 @@ _BOOKKEEPING = {
     "rope",
     "rope_parameters",
 }
+_CODE_HERE = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)  # file.Class; another repository's has -- in it
 _NESTED = {"rope": {"theta"}, "rope_parameters": {"rope_theta", "rope_type"}}
 
 
@@ -108,11 +110,26 @@ def config_from_json(json_config: dict[str, Any]) -> ModelConfig:
             f"must be {only!r}",
             "a model that differs here is another architecture",
         )
+    _refuse_foreign_code(json_config.get("auto_map"), problems)
     given = _collect(json_config, problems)
     problems.raise_if_any()
     _defaults(given, json_config, schema, problems)
     problems.raise_if_any()
     return ModelConfig(**given)
+
+
+def _refuse_foreign_code(auto_map: Any, problems: Problems) -> None:
+    """`auto_map` says which code transformers is to run. None of it is run here, and code of elsewhere is a warning."""
+    entries = auto_map if isinstance(auto_map, dict) else {"": auto_map} if auto_map is not None else {}
+    for name, value in entries.items():
+        for code in value if isinstance(value, list) else [value]:
+            problems.require(
+                code is None or (isinstance(code, str) and _CODE_HERE.fullmatch(code) is not None),
+                f"auto_map.{name}",
+                code,
+                "names code outside of this folder",
+                "do not use this model; or, if you trust it, take auto_map out of config.json: equimoe needs none",
+            )
 
 
 def _collect(json_config: dict[str, Any], problems: Problems) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from equimoe.files import LOCK, file_sha256, sync_folder, write_file
 from equimoe.hub.checkpoint_tensors import Source, WeightTensor, weight_tensors
 from equimoe.hub.manifest import FORMAT, MANIFEST, VERSION, whole_export
 from equimoe.hub.model_card import checked_licence
-from equimoe.hub.safetensors_files import read_json
+from equimoe.hub.model_files import INDEX, read_json
 from equimoe.hub.safetensors_writer import write_safetensors
 from equimoe.hub.small_files import small_files
 from equimoe.hub.target import PROGRESS, discard, give_name, is_free, target_folder, work_folder
@@ -49,7 +49,6 @@ from equimoe.weights import describe
 __all__ = ["DTYPES", "Exported", "bytes_of", "discard", "dtype_of", "export", "state_of"]
 
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
-INDEX = "model.safetensors.index.json"
 _TORCH_NAMES = {"bf16": "bfloat16", "f32": "float32"}
 
 Log = Callable[[str], None]

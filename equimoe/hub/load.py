@@ -2,85 +2,116 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 
+from equimoe.config import ModelConfig
 from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
-from equimoe.errors import EquimoeError, first_line
+from equimoe.errors import EquimoeError
 from equimoe.files import expanded
 from equimoe.hub.config_json import config_from_json, schema_of
-from equimoe.hub.safetensors_files import open_folder, read_json
+from equimoe.hub.model_files import CONFIG, check_folder, read_json
+from equimoe.hub.safetensors_files import open_folder
+from equimoe.hub.snapshot import (
+    Snapshot,
+    Unreachable,
+    cached_folder,
+    fetch,
+    find_snapshot,
+    remote_tensors,
+    small_files,
+    weight_files,
+)
 from equimoe.hub.source import is_hub_id
-from equimoe.hub.tensors import read_tensors
+from equimoe.hub.tensors import check_tensors, read_tensors
 from equimoe.model.init import assemble
 from equimoe.model.transformer import Transformer
+from equimoe.parallel.capabilities import all_devices, device_memory_bytes
+from equimoe.plan.loading import refuse_if_it_does_not_fit
+from equimoe.recipe.recipe_json import read_recipe
 from equimoe.train.reading import load_run
 from equimoe.weights import describe
 
-__all__ = ["load", "load_folder", "local_folder"]
+__all__ = ["load", "load_folder", "local_folder", "read_config", "refuse_before_fetching"]
 
-# Data only: whatever else a repository holds, code above all, is not even fetched.
-_HUB_FILES = [
-    "config.json",
-    "tokenizer.json",
-    "*.safetensors",
-    "model.safetensors.index.json",
-    "tokenizer_config.json",  # this and the next two: for `equimoe chat`
-    "chat_template.jinja",
-    "generation_config.json",
-]
+_LOG = logging.getLogger("equimoe")
 
 
 def load(
-    src: str | Path, *, revision: str | None = None, step: int | None = None
+    src: str | Path, *, revision: str | None = None, step: int | None = None, force: bool = False
 ) -> tuple[Transformer, TextTokenizer | None]:
     """(model, tokenizer) from a run folder, a folder in the interchange format (schema 1 or 2), or a Hub id.
 
-    Weights come as float32, on one device. A run gives its newest complete checkpoint, or that of `step`, with the
-    pending router bias applied; a folder without tokenizer.json gives None. Nothing of a folder or repository is ever
-    executed. Raises EquimoeError naming everything that is missing, unexpected or of another shape, at once.
+    Weights come as float32, on one device; what exceeds its memory is refused before it is read or fetched, unless
+    `force`. A run gives its newest complete checkpoint, or that of `step`, with the pending router bias applied; a
+    folder without tokenizer.json gives None. Nothing of a folder or repository is ever executed. Raises EquimoeError
+    naming everything that is missing, unexpected or of another shape, at once.
     """
-    folder = local_folder(src, revision)
+    folder = local_folder(src, revision, force=force)
     if (folder / "recipe.json").exists():
+        if not force:
+            refuse_if_it_does_not_fit(read_recipe(folder)[0].model, device_memory_bytes(), str(folder))
         return load_run(folder, step)
     if step is not None:
         raise EquimoeError("step", "only a run has several, this is a model", "Leave it out", value=step)
-    return load_folder(folder)
+    return load_folder(folder, force=force)
 
 
-def local_folder(src: str | Path, revision: str | None = None) -> Path:
-    """The folder that `load` reads: a run's or a model's own, or what was fetched of a Hub repository."""
+def local_folder(src: str | Path, revision: str | None = None, *, force: bool = False) -> Path:
+    """The folder that `load` reads: a run's or a model's own, or what was fetched of a Hub repository.
+
+    A repository is looked at before its weights are fetched: names and shapes must be those of its config, and the
+    model must fit here (unless `force`). Without the Hub, what was fetched before is taken, and that is said.
+    """
     folder = expanded(src)
     if folder.is_dir():
         return folder
-    if isinstance(src, str) and is_hub_id(src):
-        return _from_hub(src, revision)
-    raise EquimoeError(
-        "src", "must be a run folder, a model folder, or a Hub id such as org/name", "Check the path", value=str(src)
-    )
-
-
-def load_folder(folder: Path) -> tuple[Transformer, TextTokenizer | None]:
-    """A folder with config.json, safetensors and, if it has one, tokenizer.json."""
-    raw = read_json(folder / "config.json")
-    config = config_from_json(raw)
-    arrays = read_tensors(open_folder(folder), describe(config), schema=schema_of(raw))
-    model = assemble(config, jax.tree.map(jnp.asarray, arrays))
-    path = folder / "tokenizer.json"
-    return model, load_tokenizer(path, config.vocab_size) if path.exists() else None
-
-
-def _from_hub(repository: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=_HUB_FILES))
-    except Exception as error:  # of the client, of its two transports, of the name's check: nothing was fetched
+    if not (isinstance(src, str) and is_hub_id(src)):
         raise EquimoeError(
             "src",
-            f"could not be fetched from the Hub ({first_line(error)})",
-            "Check the name, your network and, for a private repository, `hf auth login`",
-            value=repository,
-        ) from error
+            "must be a run folder, a model folder, or a Hub id such as org/name",
+            "Check the path",
+            value=str(src),
+        )
+    before = cached_folder(src, revision)
+    try:
+        snapshot = find_snapshot(src, revision, patient=before is None)
+    except Unreachable:
+        if before is None:
+            raise
+        _LOG.warning("the Hub cannot be asked for %s; taking what was fetched before, %s", src, before)
+        return before
+    small = fetch(snapshot, small_files(snapshot))
+    refuse_before_fetching(snapshot, small, force=force)
+    return fetch(snapshot, weight_files(snapshot, small))
+
+
+def refuse_before_fetching(snapshot: Snapshot, small: Path, *, force: bool = False) -> None:
+    """EquimoeError for tensors that are not those of the config, or for a model that does not fit (unless `force`)."""
+    config, schema = read_config(small)
+    check_tensors(remote_tensors(snapshot, small), describe(config), schema=schema)
+    if not force:
+        refuse_if_it_does_not_fit(config, device_memory_bytes(), snapshot.name)
+
+
+def read_config(folder: Path) -> tuple[ModelConfig, int]:
+    """The model that a folder's config.json describes, and the schema of tensor names; files are checked first."""
+    check_folder(folder)
+    raw = read_json(folder / CONFIG)
+    return config_from_json(raw), schema_of(raw)
+
+
+def load_folder(folder: Path, *, force: bool = False) -> tuple[Transformer, TextTokenizer | None]:
+    """A folder with config.json, safetensors and, if it has one, tokenizer.json."""
+    config, schema = read_config(folder)
+    tensors = open_folder(folder)
+    check_tensors(tensors, describe(config), schema=schema)
+    if not force:
+        refuse_if_it_does_not_fit(config, device_memory_bytes(), str(folder))
+    device = all_devices()[0]
+    arrays = read_tensors(tensors, describe(config), schema=schema)
+    model = assemble(config, {path: jax.device_put(array, device) for path, array in arrays})
+    path = folder / "tokenizer.json"
+    return model, load_tokenizer(path, config.vocab_size) if path.exists() else None

@@ -18,6 +18,7 @@ from equimoe.counting import counts
 from equimoe.data.hub_files import HUB, is_hub_tokenizer
 from equimoe.errors import EquimoeError
 from equimoe.recipe import Recipe
+from equimoe.train.loop import IMPORTED
 from equimoe.train.metrics import read_lines
 
 __all__ = ["CardFacts", "checked_licence", "model_card"]
@@ -89,7 +90,10 @@ def _facts(card: CardFacts, lines: list[dict]) -> Iterator[tuple[str, str]]:
     recipe, model, found = card.recipe, card.recipe.model, counts(card.recipe.model)
     step = card.steps[0]
     source = _public(str(card.provenance.get("source") or recipe.name))
-    yield "recipe", _code(recipe.name) + (f", from {_code(source)}" if source not in ("python", recipe.name) else "")
+    yield (
+        "recipe",
+        _code(recipe.name) + (f", from {_code(source)}" if source not in ("python", IMPORTED, recipe.name) else ""),
+    )
     yield "parameters", f"{found.total:,}"
     yield "active per token, without embeddings", f"{found.active:,}"
     yield "active as published (without norms, gates and convolutions)", f"{found.active_published:,}"
@@ -99,7 +103,8 @@ def _facts(card: CardFacts, lines: list[dict]) -> Iterator[tuple[str, str]]:
     yield "trained", f"{step:,} of {recipe.schedule.steps:,} steps, {step * recipe.tokens_per_step:,} tokens"
     yield from _train_loss(lines, step)
     yield "weights", _weights(card)
-    yield "data", _code(_shown(_public_paths(recipe.data.path)))
+    if recipe.data.path is not None:
+        yield "data", _code(_shown(_public_paths(recipe.data.path)))
     tokenizer = recipe.data.tokenizer
     yield (
         "tokenizer",
@@ -107,8 +112,9 @@ def _facts(card: CardFacts, lines: list[dict]) -> Iterator[tuple[str, str]]:
     )
     for name, value in card.provenance.get("data", {}).items():
         yield name.replace("_", " "), _code(_shown(_public_values(value)))
-    if parent := card.provenance.get("parent"):
-        yield "started from", _code(_shown(_public_values(parent)))
+    for origin in (card.provenance.get(kind) for kind in ("parent", IMPORTED)):
+        if origin:
+            yield "started from", _code(_shown(_public_values(origin)))
     versions = card.provenance.get("versions")
     named = [f"{n} {versions[n]}" for n in ("equimoe", "jax", "python") if versions.get(n)] if versions else []
     if named:
@@ -242,6 +248,8 @@ def _public(path: str) -> str:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        value = [f"{name} {_shown(inner)}" for name, inner in value.items() if inner is not None]
     if isinstance(value, list):
         return ", ".join(map(_shown, value))
     return value if isinstance(value, str) else json.dumps(value)

@@ -5,7 +5,6 @@ File names from an index come from the network and are checked: plain names insi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,21 +15,25 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from equimoe.errors import EquimoeError
+from equimoe.hub.model_files import INDEX, WEIGHTS, belongs, check_folder, read_json
 
-__all__ = ["TensorHandle", "open_folder", "read_each", "read_json"]
+__all__ = ["TensorHandle", "dtype_of_kind", "open_folder", "read_each", "read_weight_map"]
 
 _DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
-_JSON_LIMIT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class TensorHandle:
-    """A tensor that is read when asked for. `dtype` is an object dtype for kinds that are no float weights."""
+    """A tensor that is read when asked for. `kind` is its dtype as the file names it."""
 
     file: Path
     name: str
     shape: tuple[int, ...]
-    dtype: np.dtype
+    kind: str
+
+    @property
+    def dtype(self) -> np.dtype:
+        return dtype_of_kind(self.kind)
 
     def read(self) -> np.ndarray:
         # framework "np" with ml_dtypes registered returns bfloat16 arrays too.
@@ -51,31 +54,18 @@ def read_each(handles: Iterable[TensorHandle]) -> Iterator[np.ndarray]:
             ) from error
 
 
-def read_json(path: Path) -> dict:
-    """A JSON object from a file of bounded size."""
-    try:
-        if path.stat().st_size > _JSON_LIMIT_BYTES:
-            raise EquimoeError(str(path), f"must be under {_JSON_LIMIT_BYTES} bytes", "This is no config file")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise EquimoeError(str(path), "does not exist", "Point at a folder that holds it") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, OSError) as error:
-        raise EquimoeError(str(path), f"is not readable JSON ({error})", "Download or export it again") from None
-    if not isinstance(value, dict):
-        raise EquimoeError(str(path), "must hold a JSON object", "Download or export it again")
-    return value
+def dtype_of_kind(kind: str) -> np.dtype:
+    """F32, F16 or BF16 as a dtype; an object dtype for kinds that are no float weights."""
+    return _DTYPES.get(kind, np.dtype(object))
 
 
 def open_folder(folder: Path) -> dict[str, TensorHandle]:
     """All tensors of `model.safetensors`, or of the shards that `model.safetensors.index.json` names."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
-            raise EquimoeError(str(index), "must hold weight_map: tensor name -> file name", "Download it again")
-        files = sorted(set(weight_map.values()))
-    else:
-        weight_map, files = None, sorted(p.name for p in folder.glob("*.safetensors"))
+    check_folder(folder)
+    index = folder / INDEX
+    weight_map = read_weight_map(index) if index.exists() else None
+    here = (p.name for p in folder.glob(f"*{WEIGHTS}"))
+    files = sorted(here if weight_map is None else set(weight_map.values()))
     if not files:
         raise EquimoeError(str(folder), "holds no *.safetensors file", "Point at a model folder")
     handles: dict[str, TensorHandle] = {}
@@ -99,19 +89,27 @@ def open_folder(folder: Path) -> dict[str, TensorHandle]:
     return handles
 
 
+def read_weight_map(index: Path) -> dict[str, str]:
+    """{tensor: file} of an index, whose file names are checked: it comes from the network."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
+        raise EquimoeError(str(index), "must hold weight_map: tensor name -> file name", "Download it again")
+    for name in sorted(set(weight_map.values())):
+        if not (belongs(name) and name.endswith(WEIGHTS)):
+            raise EquimoeError(
+                "safetensors index", "may only name files of its own folder", "Do not use this folder", value=name
+            )
+    return weight_map
+
+
 def _open_file(folder: Path, name: str) -> list[TensorHandle]:
-    if Path(name).name != name or not name.endswith(".safetensors"):
-        raise EquimoeError(
-            "safetensors index", "may only name files of its own folder", "Do not use this folder", value=name
-        )
     file = folder / name
     try:
         with safe_open(file, framework="np") as opened:
             handles = []
             for key in opened.keys():
                 view = opened.get_slice(key)
-                dtype = _DTYPES.get(view.get_dtype(), np.dtype(object))
-                handles.append(TensorHandle(file, key, tuple(view.get_shape()), dtype))
+                handles.append(TensorHandle(file, key, tuple(view.get_shape()), view.get_dtype()))
             return handles
     except FileNotFoundError:
         raise EquimoeError(str(file), "is missing", "Download the folder again") from None

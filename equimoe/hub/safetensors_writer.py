@@ -10,9 +10,12 @@ import hashlib
 import json
 import math
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +24,8 @@ __all__ = ["Tensor", "write_safetensors"]
 
 _NAMES = {np.dtype(np.float32): "F32", np.dtype(ml_dtypes.bfloat16): "BF16"}
 _LENGTH_BYTES, _ALIGNMENT = 8, 8
+WAITING_BYTES = 64 << 20
+FLUSH_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -37,21 +42,56 @@ class Tensor:
 
 
 def write_safetensors(path: Path, tensors: Sequence[Tensor], pieces: Iterable[np.ndarray]) -> str:
-    """Write `tensors`, whose bytes are those of `pieces` one after another, flush, and return the hex sha256."""
+    """Write `tensors`, whose bytes are those of `pieces` one after another, flush, and return the hex sha256.
+
+    Hashing and writing go on in a thread while the caller makes the next pieces, `WAITING_BYTES` behind at most.
+    """
     digest, written = hashlib.sha256(), 0
-    with open(path, "wb") as file:
-        header = _header(tensors)
-        file.write(header)
-        digest.update(header)
+    expected = sum(tensor.nbytes for tensor in tensors)
+    with open(path, "wb") as file, ThreadPoolExecutor(1, "safetensors") as worker:
+        out = _Behind(file, digest, worker)
+        out.put(np.frombuffer(_header(tensors), np.uint8))
         for raw in _bytes_of(pieces):
-            file.write(raw)
-            digest.update(raw)
+            out.put(raw)
             written += raw.nbytes
+        out.finish()
         file.flush()
         os.fsync(file.fileno())
-    expected = sum(tensor.nbytes for tensor in tensors)
     assert written == expected, f"{path}: {written} bytes of tensors written, the header promises {expected}"
     return digest.hexdigest()
+
+
+class _Behind:
+    """Bytes that a thread hashes and writes, in order. Both let go of Python's lock."""
+
+    def __init__(self, file: BinaryIO, digest: Any, worker: ThreadPoolExecutor):
+        self._file, self._digest, self._worker = file, digest, worker
+        self._waiting: deque[tuple[Future[None], int]] = deque()
+        self._bytes = self._unflushed = 0
+
+    def put(self, raw: np.ndarray) -> None:
+        while self._waiting and self._bytes + raw.nbytes > WAITING_BYTES:
+            self._wait()
+        self._waiting.append((self._worker.submit(self._write, raw), raw.nbytes))
+        self._bytes += raw.nbytes
+
+    def finish(self) -> None:
+        while self._waiting:
+            self._wait()
+
+    def _wait(self) -> None:
+        done, size = self._waiting.popleft()
+        done.result()
+        self._bytes -= size
+
+    def _write(self, raw: np.ndarray) -> None:
+        self._digest.update(raw)
+        self._file.write(raw)
+        self._unflushed += raw.nbytes
+        if self._unflushed > FLUSH_BYTES:  # in between: at the end the disk would be waited for with nothing to do
+            self._file.flush()
+            os.fdatasync(self._file.fileno())
+            self._unflushed = 0
 
 
 def _header(tensors: Sequence[Tensor]) -> bytes:

@@ -7,27 +7,38 @@ missing, unexpected and misshapen tensors are all reported at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import ml_dtypes
 import numpy as np
 
-from equimoe.errors import Problems
+from equimoe.errors import EquimoeError, Problems
 from equimoe.weights import Weight
 
-__all__ = ["Readable", "Slot", "read_tensors", "slots"]
+__all__ = ["Described", "Readable", "Slot", "check_tensors", "has_stacked_experts", "read_tensors", "slots"]
 
+_ALIGNMENT = 64
+_SURELY_ANOTHER = 1_000  # times the tensors that are there
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 @runtime_checkable
-class Readable(Protocol):
-    """A tensor that is read when asked for, such as a `TensorHandle` of `hub.safetensors_files`."""
+class Described(Protocol):
+    """What a header says of a tensor."""
 
-    shape: tuple[int, ...]
-    dtype: np.dtype
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype: ...
+
+
+@runtime_checkable
+class Readable(Described, Protocol):
+    """A tensor that is read when asked for, such as a `TensorHandle` of `hub.safetensors_files`."""
 
     def read(self) -> np.ndarray: ...
 
@@ -62,27 +73,54 @@ def slots(weight: Weight, *, schema: int, stacked_experts: bool) -> Iterator[Slo
 
 
 def read_tensors(
-    source: Mapping[str, Readable], table: Mapping[str, Weight], *, schema: int, dtype: np.dtype | None = None
-) -> dict[str, np.ndarray]:
-    """Fill every entry of the table from `source` (name -> handle with `.shape`, `.dtype`, `.read()`).
+    source: Mapping[str, Readable], table: Mapping[str, Weight], *, schema: int, dtype: np.dtype = _FLOATS[0]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """(path, array in `dtype`) of every entry of the table, from `source` (name -> handle), one after another.
 
-    One tensor is read at a time, straight into its place. dtype None keeps float32 weights float32 and
-    widens bfloat16 and float16 ones. Raises EquimoeError listing all missing, unexpected and misshapen names.
+    A tensor is read straight into its place; other kinds are converted. Raises EquimoeError listing all missing,
+    unexpected and misshapen names before anything is read.
     """
-    stacked = any(".mlp.experts.gate_proj." in name for name in source)
-    wanted = {path: list(slots(w, schema=schema, stacked_experts=stacked)) for path, w in table.items()}
-    _check(source, [s for entry in wanted.values() for s in entry])
-    arrays = {}
-    for path, entry in wanted.items():
-        out = np.empty(table[path].shape, dtype or np.float32)
-        for slot in entry:
+    check_tensors(source, table, schema=schema)
+    stacked = has_stacked_experts(source)
+    for path, weight in table.items():
+        out = _aligned(weight.shape, dtype)
+        for slot in slots(weight, schema=schema, stacked_experts=stacked):
             value = source[slot.name].read()
             out[slot.index] = np.swapaxes(value, -1, -2) if slot.transposed else value
-        arrays[path] = out
-    return arrays
+        yield path, out
 
 
-def _check(source: Mapping[str, Readable], wanted: list[Slot]) -> None:
+def has_stacked_experts(names: Iterable[str]) -> bool:
+    """Whether the experts of a layer are one tensor [E, out, in] on disk, and not one each."""
+    return any(".mlp.experts.gate_proj." in name for name in names)
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An empty array at a multiple of 64 bytes: `jax.device_put` on a CPU then takes it without a copy."""
+    size = dtype.itemsize * math.prod(shape)
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def _count(weight: Weight, stacked_experts: bool) -> int:
+    """How many tensors on disk make up one entry of the table, at most."""
+    experts = weight.component == "experts" and not stacked_experts
+    inside = experts or weight.component == "shared_experts"
+    return math.prod(weight.shape[: weight.stacked + inside]) if weight.stacked or inside else 1
+
+
+def check_tensors(source: Mapping[str, Described], table: Mapping[str, Weight], *, schema: int) -> None:
+    """EquimoeError with all names that are missing, unexpected, misshapen, or no float weights."""
+    stacked = has_stacked_experts(source)
+    count = sum(_count(weight, stacked) for weight in table.values())
+    if count > _SURELY_ANOTHER * (len(source) + 1):  # do not list the tensors of a config that was made to be listed
+        raise EquimoeError(
+            "config.json",
+            f"describes a model of {count:,} tensors, the files hold {len(source):,}",
+            "config.json describes another model",
+        )
+    wanted = [slot for w in table.values() for slot in slots(w, schema=schema, stacked_experts=stacked)]
     problems = Problems("weights")
     names = {slot.name for slot in wanted}
     for slot in wanted:

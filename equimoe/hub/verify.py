@@ -23,7 +23,8 @@ from equimoe.errors import EquimoeError
 from equimoe.hub import through_torch
 from equimoe.hub.checkpoint_tensors import Source, WeightTensor, weight_tensors
 from equimoe.hub.config_json import config_from_json
-from equimoe.hub.safetensors_files import open_folder, read_each, read_json
+from equimoe.hub.model_files import CONFIG, read_json
+from equimoe.hub.safetensors_files import open_folder, read_each
 from equimoe.hub.through_torch import LayerOutput, TorchPass
 from equimoe.model.init import block, gated_norm
 from equimoe.model.transformer import Block, Embedding, head_logits
@@ -114,8 +115,8 @@ class _Written:
         expected = {t.name: (t.shape, t.dtype) for t in tensors}
         there = {name: (handle.shape, handle.dtype) for name, handle in self.handles.items()}
         wrong = sorted(n for n in expected.keys() | there.keys() if expected.get(n) != there.get(n))
-        if wrong or config_from_json(read_json(folder / "config.json")) != config:
-            raise _differs(wrong or ["config.json"])
+        if wrong or config_from_json(read_json(folder / CONFIG)) != config:
+            raise _differs(wrong or [CONFIG])
 
     def of_run(self, part: str | int) -> Arrays:
         """The arrays of a part by path, as the run has them: [in, out], float32."""

@@ -10,16 +10,20 @@ margins as integer counts, and `pooled_betas` reads the same quantile from it.
 
 from __future__ import annotations
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
 __all__ = [
+    "NOTHING_PENDING",
     "MarginHistogram",
     "bias_from_betas",
     "histogram_betas",
     "margin_histogram",
+    "next_bias",
     "pool",
     "pooled_betas",
     "topk_betas",
@@ -29,6 +33,18 @@ __all__ = [
 def bias_from_betas(betas: Float32[Array, "*layer E"]) -> Float32[Array, "*layer E"]:
     """The router bias that pending betas ask for: -(beta - mean over experts of beta)."""
     return jnp.mean(betas, axis=-1, keepdims=True) - betas
+
+
+NOTHING_PENDING = -math.inf  # as the betas of a layer: no step has been made since its bias was given
+
+
+def next_bias(bias: Float32[Array, "*layer E"], betas: Float32[Array, "*layer E"]) -> Float32[Array, "*layer E"]:
+    """The router bias of the next step: what the betas ask for, or `bias` as it is where they are `NOTHING_PENDING`.
+
+    Imported weights bring a bias and no betas. Betas made from it, -bias, would give it back less its mean, which
+    rounding leaves above zero, so that the model would not be the imported one bit for bit.
+    """
+    return jnp.where(betas == NOTHING_PENDING, bias, bias_from_betas(betas))
 
 
 def histogram_betas(

@@ -15,9 +15,10 @@ from equimoe.errors import EquimoeError, Problems
 from equimoe.recipe.fields import leaves
 from equimoe.recipe.record import Recipe
 
-__all__ = ["refuse_changes", "refuse_edited", "trajectory"]
+__all__ = ["model_trajectory", "refuse_changes", "refuse_edited", "trajectory"]
 
 FREE_GROUPS = ("checkpoints", "evaluation", "evals", "samples", "logging", "mesh", "purpose", "cost")
+MODEL = "model."
 # Where the data and the tokenizer lie may change: their hashes, kept in recipe.json, may not.
 _PLACES = ("name", "data.path", "data.tokenizer")
 
@@ -27,12 +28,20 @@ def trajectory(recipe: Recipe) -> dict[str, Any]:
     return {path: value for path, value in _fixed(recipe).items() if path not in _PLACES}
 
 
-def refuse_changes(before: Recipe, after: Recipe) -> None:
-    """EquimoeError, with every setting at once, if `after` is another run than `before`."""
+def model_trajectory(recipe: Recipe) -> dict[str, Any]:
+    """That of a run before its first step: nothing but the model is decided."""
+    return {path: value for path, value in trajectory(recipe).items() if path.startswith(MODEL)}
+
+
+def refuse_changes(before: Recipe, after: Recipe, *, begun: bool = True) -> None:
+    """EquimoeError, with every setting at once, if `after` is another run than `before`.
+
+    `begun` False: no step was made from weights that were imported, so that only the model is fixed.
+    """
     problems, now = Problems("changes to a run that has begun"), _fixed(after)
     for path, value in _fixed(before).items():
         problems.require(
-            now[path] == value,
+            now[path] == value or not (begun or path.startswith(MODEL)),
             path,
             now[path],
             f"decides what the run computes, it began with {value!r}",

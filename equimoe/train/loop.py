@@ -56,7 +56,9 @@ from equimoe.train.state import TrainState, abstract_state, create_state, state_
 from equimoe.train.step import StepMetrics, make_step
 from equimoe.train.throughput import StepClock, peak_flops
 
-__all__ = ["make_optimizer", "resume_run", "train_recipe"]
+__all__ = ["IMPORTED", "concrete", "make_optimizer", "resume_run", "train_recipe"]
+
+IMPORTED = "imported"  # of a run's provenance: where the weights of its step 0 came from (hub.import_weights)
 
 
 def train_recipe(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None = None) -> None:
@@ -67,7 +69,7 @@ def train_recipe(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None
     """
     enable_compile_cache()
     mesh = _mesh_that_fits(recipe)  # before the Hub is asked for anything
-    recipe = _concrete(recipe)
+    recipe = concrete(recipe)
     with Interrupt() as interrupt, held(run), _out_of_memory_said(recipe):
         if checkpoint.committed_steps(run / "checkpoints"):
             raise EquimoeError(
@@ -93,8 +95,9 @@ def resume_run(run: Path, overrides: Sequence[str] = ()) -> None:
     checkpoint is damaged.
     """
     before, provenance = read_recipe(run)
-    recipe = absolute(changed(before, overrides)) if overrides else before
-    refuse_changes(before, recipe)
+    recipe = concrete(changed(before, overrides)) if overrides else before
+    begun = IMPORTED not in provenance or checkpoint.committed_steps(run / "checkpoints") != [0]
+    refuse_changes(before, recipe, begun=begun)
     with Interrupt() as interrupt, held(run), _out_of_memory_said(recipe):
         steps = checkpoint.committed_steps(run / "checkpoints")
         newest = run / "checkpoints" / str(steps[-1]) if steps else None
@@ -104,26 +107,30 @@ def resume_run(run: Path, overrides: Sequence[str] = ()) -> None:
             note = {"step": steps[-1] if steps else 0, "overrides": list(overrides)}
             provenance = {**provenance, "resumed": [*provenance.get("resumed", []), note]}
         if newest is not None and _nothing_left(run, recipe, steps[-1]):
-            _write_changes(run, recipe, provenance, overrides)
+            if overrides:
+                _write_changes(run, recipe, provenance)
             print(f"done: {steps[-1]} steps in {run}, nothing is left to do")
             return
         enable_compile_cache()
         mesh = _mesh_that_fits(recipe)
         data = _prepare_data(recipe)
-        _check_same_data(provenance.get("data", {}), data.prepared, run)
+        if begun:
+            _check_same_data(provenance.get("data", {}), data.prepared, run)
+        else:
+            provenance = {**provenance, "data": _data_identity(data.prepared)}
         session = _Session(recipe, run, data, mesh, make_optimizer(recipe), interrupt)
         if newest is None:
             state = session.fresh_state()
         else:
             state = checkpoint.restore(newest, abstract_state(recipe.model, session.optimizer, mesh))
-        _write_changes(run, recipe, provenance, overrides)
+        if overrides or not begun:
+            _write_changes(run, recipe, provenance)
         rewind(run, int(state.step))
         session.go(state, "resumed")
 
 
-def _write_changes(run: Path, recipe: Recipe, provenance: dict[str, Any], overrides: Sequence[str]) -> None:
-    if overrides:
-        write_file(run / "recipe.json", [recipe_to_json(recipe, provenance).encode()])
+def _write_changes(run: Path, recipe: Recipe, provenance: dict[str, Any]) -> None:
+    write_file(run / "recipe.json", [recipe_to_json(recipe, provenance).encode()])
 
 
 def _nothing_left(run: Path, recipe: Recipe, step: int) -> bool:
@@ -159,7 +166,7 @@ def _out_of_memory_said(recipe: Recipe) -> Iterator[None]:
         ) from error
 
 
-def _concrete(recipe: Recipe) -> Recipe:
+def concrete(recipe: Recipe) -> Recipe:
     """`auto` replaced by what this machine does, data named for good: a run resumes the same from any folder."""
     dtype = capabilities().compute_dtype if recipe.compute_dtype == "auto" else recipe.compute_dtype
     newton_schulz = recipe.optimizer.newton_schulz_dtype

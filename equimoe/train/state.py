@@ -15,7 +15,7 @@ from jaxtyping import Array, Float32, Int32, PRNGKeyArray, PyTree
 
 from equimoe.config import ModelConfig
 from equimoe.model.init import build, map_by_path
-from equimoe.model.quantile_balancing import bias_from_betas
+from equimoe.model.quantile_balancing import next_bias
 from equimoe.model.transformer import Transformer
 from equimoe.parallel.capabilities import capabilities
 from equimoe.parallel.mesh import weight_shardings
@@ -34,7 +34,7 @@ class TrainState(eqx.Module):
 
 def with_pending_bias(model: Transformer, betas: Float32[Array, "layers E"]) -> Transformer:
     """The model with the router bias that the last step's betas ask for: what trains next, and what is exported."""
-    return eqx.tree_at(lambda m: m.blocks.moe.router.bias, model, bias_from_betas(betas))
+    return eqx.tree_at(lambda m: m.blocks.moe.router.bias, model, next_bias(model.blocks.moe.router.bias, betas))
 
 
 def create_state(

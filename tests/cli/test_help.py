@@ -21,6 +21,12 @@ EXAMPLES = {
     ("data",): "equimoe data show tiny --data 'docs/*.md'",
     ("data", "show"): "equimoe data show tiny 3 --data 'docs/*.md,notes.jsonl'",
     ("export",): "equimoe export tiny tiny-export",
+    ("download",): "equimoe download org/name ./here --revision step-6000",
+    ("inspect",): "equimoe inspect ./tiny-export --tensors",
+    ("import",): "equimoe import org/name mine",
+    ("bench",): "equimoe bench export",
+    ("bench", "export"): "equimoe bench export --gigabytes 0.5 --rounds 1 --json",
+    ("push",): "equimoe push tiny-export me/tiny --private --tag first",
     ("params",): "equimoe params width=512 experts=64 layers=6 --json",
 }
 HEAVY = ("jax", "numpy", "optax", "equinox", "tokenizers", "orbax", "equimoe.model", "equimoe.optim", "equimoe.train")
@@ -66,7 +72,7 @@ def test_help_panels(tmp_path):
     text = run_cli("--help", folder=tmp_path).stdout
     assert text.index("─ Train ─") < text.index("│ train ") < text.index("─ Recipes ─") < text.index("│ params ")
     assert text.index("│ params ") < text.index("─ Data ─") < text.index("│ data ")
-    assert text.index("│ data ") < text.index("─ Weights ─") < text.index("│ export ")
+    assert text.index("│ data ") < text.index("─ Weights ─") < text.index("│ export ") < text.index("│ push ")
 
 
 def test_version(tmp_path):

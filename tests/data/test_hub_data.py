@@ -105,7 +105,7 @@ def test_a_dataset_is_downloaded_once_and_then_read_without_the_network(hub, mon
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     again = prepare(Data(path=f"hf://me/texts@{hub.commit('me/texts')}", heldout_fraction=0.1), 300)
     assert again.corpus_sha256 == prepared.corpus_sha256
-    with pytest.raises(EquimoeError, match=r"\('hf://me/texts'\): must be fetched, but HF_HUB_OFFLINE is set"):
+    with pytest.raises(EquimoeError, match=r"hf://me/texts'\): must be read from the Hub, but HF_HUB_OFFLINE"):
         read("hf://me/texts")
 
 

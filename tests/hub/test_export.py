@@ -227,8 +227,8 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_not_exported_as_zeros(ti
 
     class Removed(checkpoint_tensors.Source):
         def pieces(self, tensors):
-            for tensor in tensors:
-                self._stores("betas" if tensor.path == checkpoint_tensors.BIAS else f"model.{tensor.path}")
+            for name in (checkpoint_tensors.BETAS, *(f"model.{tensor.path}" for tensor in tensors)):
+                self._stores(name)
             checkpoint._remove(self._checkpoints[0])
             for piece in super().pieces(tensors):
                 read.append(np.abs(piece.astype(np.float32)).max())

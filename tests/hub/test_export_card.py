@@ -166,6 +166,15 @@ def test_hub_ids_stay(tmp_path):
     assert cells(card)["tokenizer"] == ["`meta-llama/Llama-3.1-8B`"] and cells(card)["data"] == ["`hf://org/data`"]
 
 
+def test_a_run_of_imported_weights_says_where_they_came_from(tmp_path):
+    """As `equimoe import` leaves it: no data yet, nothing trained, no metrics."""
+    origin = {"source": "org/first", "revision": "0123abc", "step": None}
+    provenance = {**new_provenance("imported"), "imported": origin}
+    table = cells(card_of(tmp_path, recipe(data=equimoe.Data(path=None)), provenance, steps=(0,)))
+    assert table["started from"] == ["`source org/first, revision 0123abc`"] and "data" not in table
+    assert table["trained"] == ["0 of 20 steps, 0 tokens"] and table["recipe"] == ["`small`"]
+
+
 def test_recipe_and_its_file(tmp_path):
     assert cells(card_of(tmp_path, provenance=new_provenance("small")))["recipe"] == ["`small`"]
     found = cells(card_of(tmp_path, provenance=new_provenance("/home/alice/mine.py")))["recipe"]

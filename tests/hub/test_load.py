@@ -14,7 +14,6 @@ import huggingface_hub
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
 from numerics import call_model
 from safetensors.numpy import save_file
 from tiny_runs import restored
@@ -174,7 +173,7 @@ np.save(sys.argv[2], model.lm_head)
 @pytest.mark.parametrize("src", ["none", "./org/name", "a/b/c", "org/na me", "/org/name", "", "-x/y"])
 def test_what_is_no_source_is_refused(tmp_path, monkeypatch, src):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the Hub"))
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda *_, **__: pytest.fail("asked the Hub"))
     (tmp_path / "folder").mkdir()
     with pytest.raises(EquimoeError) as caught:
         equimoe.load(src or tmp_path / "folder" / "none")
@@ -190,73 +189,12 @@ def test_an_incomplete_folder(from_run, tmp_path):
         equimoe.load(folder)
 
 
-# The Hub.
-
-
-def test_a_hub_id_fetches_data_files_only(from_run, tmp_path, monkeypatch):
-    folder, asked = write_folder(tmp_path / "out", *from_run, stacked=True), []
-
-    def snapshot_download(repository, **settings):
-        asked.append((repository, settings))
-        return str(folder)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    model, tokenizer = equimoe.load("org/some-model_1.0", revision="v2")
-    assert_same_model(model, from_run[0])
-    assert tokenizer is not None
-    ((repository, settings),) = asked
-    assert (repository, settings.pop("revision")) == ("org/some-model_1.0", "v2")
-    assert settings == {
-        "allow_patterns": [
-            "config.json",
-            "tokenizer.json",
-            "*.safetensors",
-            "model.safetensors.index.json",
-            "tokenizer_config.json",
-            "chat_template.jinja",
-            "generation_config.json",
-        ]
-    }
-    files = ["config.json", "model-00001-of-00002.safetensors", "modeling_x.py", "pytorch_model.bin", "x.pkl", "a.sh"]
-    fetched = list(huggingface_hub.utils.filter_repo_objects(files, **settings))
-    assert fetched == ["config.json", "model-00001-of-00002.safetensors"]
+# The Hub: see test_from_the_hub.py.
 
 
 def test_a_local_folder_goes_before_the_hub(from_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the Hub"))
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda *_, **__: pytest.fail("asked the Hub"))
     Path("org").mkdir()
     write_folder(Path("org/name"), from_run[0], stacked=True)
     assert_same_model(equimoe.load("org/name")[0], from_run[0])
-
-
-class Unforeseen(Exception):
-    """Of the client's transports, say."""
-
-
-@pytest.mark.parametrize(
-    ("error", "shown"),
-    [
-        (LocalEntryNotFoundError("No such repository.\nLong advice."), "No such repository."),
-        (ConnectionError(), "ConnectionError"),
-        (Unforeseen("x" * 500), "x" * 200),
-    ],
-)
-def test_a_hub_failure_is_one_line(monkeypatch, error, shown):
-    def fail(*_, **__):
-        raise error
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(EquimoeError) as caught:
-        equimoe.load("org/name")
-    assert str(caught.value) == (
-        f"src ('org/name'): could not be fetched from the Hub ({shown}). "
-        "Check the name, your network and, for a private repository, `hf auth login`"
-    )
-
-
-@pytest.mark.parametrize("src", ["org/name.git", "a--b/c", "org/a..b", "org/" + "n" * 120])
-def test_a_name_that_the_hub_does_not_allow_is_an_error_of_ours(src):
-    """They look like ids to us; the client refuses them before it asks, with an error of its own."""
-    with pytest.raises(EquimoeError, match="could not be fetched from the Hub"):
-        equimoe.load(src)

@@ -39,7 +39,7 @@ def one_by_one(tensors):
 
 
 def read(folder, config, **options):
-    return read_tensors(open_folder(folder), describe(config), schema=2, **options)
+    return dict(read_tensors(open_folder(folder), describe(config), schema=2, **options))
 
 
 def test_orientation_and_place_of_every_kind(config, stacked, tmp_path):

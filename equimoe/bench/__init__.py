@@ -1,0 +1,1 @@
+"""`equimoe bench`: what the parts cost here, measured beside the limit that they stand against."""

@@ -1,0 +1,177 @@
+"""`equimoe import`: the weights of others as step 0 of a run, which is then trained, sampled and exported as any other.
+
+The optimizer begins anew. The router bias stays what it was until the first step has made betas of its own
+(`model.quantile_balancing.NOTHING_PENDING`). The run is written aside and gets its name when it is whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from equimoe import optim
+from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
+from equimoe.errors import EquimoeError
+from equimoe.files import LOCK, locked_folder, sync_folder, write_file
+from equimoe.hub.load import load
+from equimoe.hub.snapshot import Unreachable, find_snapshot
+from equimoe.hub.source import is_hub_id
+from equimoe.model.quantile_balancing import NOTHING_PENDING
+from equimoe.model.transformer import Transformer
+from equimoe.recipe import Data, Recipe, Schedule
+from equimoe.recipe.recipe_json import new_provenance, recipe_to_json, refuse_secrets
+from equimoe.recipe.resolve import Resolved, changed, resolve
+from equimoe.recipe.trajectory import model_trajectory
+from equimoe.train import checkpoint
+from equimoe.train.loop import IMPORTED, concrete, make_optimizer
+from equimoe.train.metrics import RunLog
+from equimoe.train.state import TrainState
+
+__all__ = ["import_weights"]
+
+WORK = ".import-"
+DEFAULT_SCHEDULE = Schedule(steps=1000, batch_sequences=8)
+
+Log = Callable[[str], None]
+
+
+def import_weights(
+    src: str | Path,
+    run: Path,
+    *,
+    recipe: str | None = None,
+    overrides: Sequence[str] = (),
+    revision: str | None = None,
+    step: int | None = None,
+    force: bool = False,
+    log: Log = lambda line: None,
+) -> Path:
+    """Make the new run folder `run` from a model's folder, a Hub id, or a run; returns the folder.
+
+    `recipe` and `overrides` say how it would be trained (the model is that of `src`); until its first step `resume`
+    still takes changes of anything but the model. Raises EquimoeError for a source that `load` refuses, one without a
+    tokenizer (unless `data.tokenizer=` names one), and a `run` that holds anything.
+    """
+    shown, run = run, run.absolute()
+    _refuse_taken(run)
+    revision = _pinned(src, revision)
+    model, tokenizer = load(src, revision=revision, step=step, force=force)
+    resolved = _recipe(model, run, recipe, overrides)
+    tokenizer = _tokenizer(tokenizer, resolved.recipe, str(src))
+    placed = dataclasses.replace(resolved.recipe.data, tokenizer=str(run / checkpoint.TOKENIZER))
+    planned = concrete(dataclasses.replace(resolved.recipe, data=placed))
+    origin = {"source": _public_name(src), "revision": revision, "step": step}
+    provenance = {**resolved.provenance, IMPORTED: origin}
+    state = _state(model, planned, log)
+    busy = EquimoeError("run", "is being written by another process", "Wait for it", value=str(run))
+    work = run.with_name(WORK + run.name)
+    try:
+        with locked_folder(work, busy):
+            try:
+                _write(work, planned, provenance, state, tokenizer)
+                os.rename(work, run)
+            except BaseException:
+                shutil.rmtree(work, ignore_errors=True)
+                raise
+            (run / LOCK).unlink()
+            sync_folder(run.parent)
+    except OSError as error:
+        raise EquimoeError(
+            "run",
+            f"its files must be writable, but: {error}",
+            "Free disk space or fix the permissions, and give the same command again",
+            value=str(run),
+        ) from error
+    log(f"imported {src} as step 0; try: equimoe sample {shown} TEXT, or equimoe resume {shown} --data PATHS")
+    return run
+
+
+def _pinned(src: str | Path, revision: str | None) -> str | None:
+    """The commit behind a Hub id's revision, so that provenance says which weights these are."""
+    if not (isinstance(src, str) and is_hub_id(src)):
+        return revision
+    try:
+        return find_snapshot(src, revision).commit
+    except Unreachable:  # `load` says what it takes instead
+        return revision
+
+
+def _refuse_taken(run: Path) -> None:
+    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise EquimoeError(
+            "run", "already holds something, and an import never overwrites", "Choose another name", value=str(run)
+        )
+
+
+def _recipe(model: Transformer, run: Path, recipe: str | None, overrides: Sequence[str]) -> Resolved:
+    """How the run would be trained: a recipe with another model, or the defaults of every field."""
+    if recipe is None:
+        begin = Recipe(name=run.name, model=model.config, schedule=DEFAULT_SCHEDULE, data=Data(path=None))
+        resolved = Resolved(changed(begin, overrides), new_provenance(IMPORTED, overrides))
+    else:
+        resolved = resolve(recipe, overrides)
+    touched = sorted(text.split("=")[0] for text in overrides if text.startswith("model."))
+    if touched:
+        raise EquimoeError(
+            "model", "is that of the imported weights", "Leave these changes out", value=", ".join(touched)
+        )
+    named = dataclasses.replace(resolved.recipe, name=run.name, model=model.config)
+    return dataclasses.replace(resolved, recipe=named)
+
+
+def _tokenizer(brought: TextTokenizer | None, recipe: Recipe, src: str) -> TextTokenizer:
+    """The one that came with the weights; another one would make them speak nonsense."""
+    named = recipe.data.tokenizer
+    if brought is not None:
+        if named != "train":
+            raise EquimoeError("data.tokenizer", f"is that of {src}", "Leave it out", value=named)
+        return brought
+    if named == "train":
+        raise EquimoeError(
+            "src",
+            "has no tokenizer.json",
+            "Put the model's tokenizer.json beside it, or name it with data.tokenizer=",
+            value=src,
+        )
+    return load_tokenizer(named, recipe.model.vocab_size)
+
+
+def _state(model: Transformer, recipe: Recipe, log: Log) -> TrainState:
+    try:
+        optim.refuse_zero_matrices(model)
+    except EquimoeError as error:
+        log(f"warning: it can be sampled and exported, but not well trained: {error}")
+    betas = jnp.full((recipe.model.num_hidden_layers, recipe.model.num_experts), NOTHING_PENDING, jnp.float32)
+    optimizer = jax.jit(make_optimizer(recipe).init)(model)
+    return TrainState(jnp.zeros((), jnp.int32), model, optimizer, betas)
+
+
+def _write(work: Path, recipe: Recipe, provenance: dict[str, Any], state: TrainState, tokenizer: TextTokenizer) -> None:
+    """All of a run folder; remains of a killed import go first."""
+    for path in work.iterdir():
+        if path.name != LOCK:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    content = tokenizer.json.encode()
+    save = checkpoint.begin(
+        work / "checkpoints", state, sequences=0, tokenizer=content, trajectory=model_trajectory(recipe)
+    )
+    save()
+    write_file(work / checkpoint.TOKENIZER, [content])
+    log = RunLog(work)
+    log.event(IMPORTED, step=0, weights=provenance[IMPORTED])
+    log.close()
+    write_file(work / "recipe.json", [recipe_to_json(recipe, provenance).encode()])
+    sync_folder(work)
+
+
+def _public_name(src: str | Path) -> str:
+    """A Hub id as it is; of a folder its name: where it lay is nobody's business."""
+    refuse_secrets([str(src)])
+    return Path(src).name if Path(src).exists() else str(src)
