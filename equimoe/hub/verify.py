@@ -284,9 +284,13 @@ def _compare_logits(written: _Written, jax_pass: _JaxPass, torch_pass: TorchPass
         ours = theirs = _block_logits(jax_pass.files, written_rows)
         if torch_pass.through != JAX_ONLY:
             theirs = through_torch.block_logits(torch_pass.hidden, written_rows)
+        if not (np.isfinite(ours).all() and np.isfinite(runs).all()):
+            raise EquimoeError(
+                "logits", "must be finite numbers: the weights are, and are too large", "Export an older --step"
+            )
         largest = max(largest, float(np.abs(ours).max()))
-        against_files = max(against_files, float(np.abs(theirs - ours).max()))
-        against_run = max(against_run, float(np.abs(theirs - runs).max()))
+        against_files = float(np.maximum(against_files, np.abs(theirs - ours).max()))  # which keeps a NaN
+        against_run = float(np.maximum(against_run, np.abs(theirs - runs).max()))
         chosen_by_run.see(runs, first)
         chosen.see(theirs, first)
     scale = largest or 1.0  # logits that are all zero: of a model whose head is

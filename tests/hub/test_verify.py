@@ -39,11 +39,13 @@ def test_what_was_verified_is_in_the_manifest(exported):
 
 
 @needs_torch
-def test_the_figures_are_those_of_the_whole_models(tiny, tmp_path):
+def test_the_figures_are_those_of_the_whole_models(tiny, tmp_path, monkeypatch):
     """A layer at a time or all at once: stock transformers of the bfloat16 files beside equimoe's model of the run."""
     import torch
     from transformers import AutoModelForCausalLM
 
+    monkeypatch.setattr(verify_module, "VOCABULARY_BLOCK", 100)  # of 304 entries
+    monkeypatch.setattr(verify_module, "COMPARED_ROWS", 7)
     out = export(tiny.run, tmp_path / "bf16")
     facts = out.manifest["verification"]
     model = equimoe.load(tiny.run)[0]
@@ -135,6 +137,22 @@ def test_a_head_of_zeros_is_no_division_by_zero(tmp_path):
 
     facts = export(made_run(tmp_path / "run", silent), tmp_path / "out").manifest["verification"]
     assert (facts["against_files"], facts["against_run"], facts["same_argmax"]) == (0.0, 0.0, 1.0)
+
+
+def test_logits_that_overflow_are_not_taken_for_equal_ones(tmp_path):
+    def loud(leaves):
+        leaves["final_norm.gain"][...] = 1e30
+        leaves["lm_head"][...] *= 1e10
+
+    with pytest.raises(EquimoeError, match="logits: must be finite numbers"):
+        export(made_run(tmp_path / "run", loud), tmp_path / "out")
+
+
+@needs_torch
+def test_logits_of_pytorch_that_are_none_are_found(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(through_torch, "block_logits", lambda hidden, rows: np.full((2, 32, len(rows)), np.nan, "f4"))
+    with pytest.raises(EquimoeError, match=r"verification \(nan\): logits of transformers"):
+        export(tiny.run, tmp_path / "out")
 
 
 # The code that runs.
