@@ -330,8 +330,11 @@ def _write_shards(
             log(f"{name} is complete from an earlier try")
             continue
         temporary = work / f"{name}.partial"
-        digest = write_safetensors(temporary, shard, weights.pieces(shard))
-        os.replace(temporary, work / name)
+        try:
+            digest = write_safetensors(temporary, shard, weights.pieces(shard))
+            os.replace(temporary, work / name)
+        finally:  # of a full disk nothing is taken up by what is not complete
+            temporary.unlink(missing_ok=True)
         sync_folder(work)
         done[name] = digest
         write_file(work / PROGRESS, [json.dumps({"source": source, "done": done}).encode()])

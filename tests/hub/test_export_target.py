@@ -219,6 +219,12 @@ def test_a_full_disk_later_keeps_the_complete_shards_and_says_so(fast, tmp_path,
             fast(tmp_path / "out", max_shard_bytes=SMALL)
         one_line(caught.value)
     assert names(tmp_path) == [".export-out"]
+    assert [name.split("-")[0] for name in names(tmp_path / ".export-out")] == [
+        ".lock",
+        "model",
+        "model",
+        "progress.json",
+    ]
     lines = []
     fast(tmp_path / "out", max_shard_bytes=SMALL, log=lines.append)
     assert [line[:12] for line in lines if "is complete from an earlier try" in line] == [
