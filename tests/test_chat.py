@@ -177,11 +177,11 @@ def test_a_run_is_told_that_it_never_learnt_to_chat(tmp_path, monkeypatch, capsy
     model, template = parts()
     (tmp_path / "recipe.json").write_text("{}")
     monkeypatch.setenv("EQUIMOE_COMPILE_CACHE", "off")
-    monkeypatch.setattr(chat, "load", lambda folder, step: (model, template.tokenizer))
+    monkeypatch.setattr(chat, "load", lambda folder, step, force: (model, template.tokenizer))
     chat.chat_with(tmp_path, Sampling(4, 0.0), once="the router", template="plain")
     out, err = capsys.readouterr()
     assert "learnt from plain text, not from conversations" in err
     assert out.endswith("\n")
-    monkeypatch.setattr(chat, "load", lambda folder, step: (model, None))
+    monkeypatch.setattr(chat, "load", lambda folder, step, force: (model, None))
     with pytest.raises(EquimoeError, match="has no tokenizer.json"):
         chat.chat_with(tmp_path, Sampling(4))
