@@ -55,7 +55,7 @@ def export(
 
     folder = find_run(run)
 
-    from equimoe.hub import export as writing
+    from equimoe.hub.exporting import export as writing
 
     exported = writing.export(
         folder,
@@ -99,7 +99,7 @@ def push(
     """
     from dataclasses import asdict
 
-    from equimoe.hub import push as pushing
+    from equimoe.hub.remote import push as pushing
     from equimoe.recipe.run_folder import find_run
 
     def say(line: str) -> None:
@@ -112,7 +112,7 @@ def push(
     else:
         run = find_run(follow)
 
-        from equimoe.hub import follow as following
+        from equimoe.hub.remote import follow as following
 
         results = following.follow(run, out, repo, private=private, verified=verify, keep=keep, log=say)
     for pushed in results:
@@ -137,7 +137,7 @@ def download(
       equimoe download org/name
       equimoe download org/name ./here --revision step-6000
     """
-    from equimoe.hub import download as fetching
+    from equimoe.hub.remote import download as fetching
 
     found = fetching.download(repo, out, revision=revision, force=force, log=lambda line: typer.echo(line, err=True))
     if as_json:

@@ -13,7 +13,7 @@ MASKS = ("unpacked", "packed", "padded")
 
 
 class InMemory:
-    """A tensor that stands for one in a file (`hub.safetensors_files.TensorHandle`)."""
+    """A tensor that stands for one in a file (`hub.format.safetensors_files.TensorHandle`)."""
 
     def __init__(self, array):
         self.array = np.asarray(array)
@@ -24,14 +24,14 @@ class InMemory:
 
 
 def read_config(folder: Path, file: str, **changes):
-    from equimoe.hub.config_json import config_from_json
+    from equimoe.hub.format.config_json import config_from_json
 
     return dataclasses.replace(config_from_json(json.loads((folder / file).read_text())), **changes)
 
 
 def by_path(config, tensors: dict[str, np.ndarray], *, schema: int = 2) -> dict[str, np.ndarray]:
     """Tensors by name on disk -> by path of the weight table."""
-    from equimoe.hub.tensors import read_tensors
+    from equimoe.hub.format.tensors import read_tensors
     from equimoe.weights import describe
 
     return dict(read_tensors({name: InMemory(a) for name, a in tensors.items()}, describe(config), schema=schema))

@@ -147,7 +147,7 @@ def export_run(run: str, out: str, verified: bool) -> dict[str, Any]:
     """The export in bfloat16; or, `verified`, the verification of one that is there."""
     import jax
 
-    from equimoe.hub.export import export
+    from equimoe.hub.exporting.export import export
 
     jax.numpy.zeros(1).block_until_ready()  # the backend is part of the baseline
     return dict(measured(lambda: export(Path(run), Path(out), verified=verified)))

@@ -21,7 +21,7 @@ from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
 from equimoe.errors import EquimoeError
 from equimoe.files import LOCK, locked_folder, sync_folder, write_file
 from equimoe.hub.load import load
-from equimoe.hub.snapshot import Unreachable, find_snapshot
+from equimoe.hub.remote.snapshot import Unreachable, find_snapshot
 from equimoe.hub.source import is_hub_id
 from equimoe.model.quantile_balancing import NOTHING_PENDING
 from equimoe.model.transformer import Transformer

@@ -17,11 +17,11 @@ import numpy as np
 from equimoe.config import ModelConfig
 from equimoe.counting import Counts, counts
 from equimoe.errors import EquimoeError
+from equimoe.hub.format.model_files import belongs
+from equimoe.hub.format.safetensors_files import open_folder
+from equimoe.hub.format.tensors import Described, check_tensors, has_stacked_experts
 from equimoe.hub.load import read_config
-from equimoe.hub.model_files import belongs
-from equimoe.hub.safetensors_files import open_folder
-from equimoe.hub.snapshot import fetch, find_snapshot, remote_tensors, small_files
-from equimoe.hub.tensors import Described, check_tensors, has_stacked_experts
+from equimoe.hub.remote.snapshot import fetch, find_snapshot, remote_tensors, small_files
 from equimoe.parallel.capabilities import device_memory_bytes
 from equimoe.plan.loading import LoadingNeeds, loading_needs, smallest_machine
 from equimoe.plan.working_set import GIB

@@ -11,10 +11,11 @@ from equimoe.config import ModelConfig
 from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
 from equimoe.errors import EquimoeError
 from equimoe.files import expanded
-from equimoe.hub.config_json import config_from_json, schema_of
-from equimoe.hub.model_files import CONFIG, check_folder, read_json
-from equimoe.hub.safetensors_files import open_folder
-from equimoe.hub.snapshot import (
+from equimoe.hub.format.config_json import config_from_json, schema_of
+from equimoe.hub.format.model_files import CONFIG, check_folder, read_json
+from equimoe.hub.format.safetensors_files import open_folder
+from equimoe.hub.format.tensors import check_tensors, read_tensors
+from equimoe.hub.remote.snapshot import (
     Snapshot,
     Unreachable,
     cached_folder,
@@ -25,7 +26,6 @@ from equimoe.hub.snapshot import (
     weight_files,
 )
 from equimoe.hub.source import is_hub_id
-from equimoe.hub.tensors import check_tensors, read_tensors
 from equimoe.model.init import assemble
 from equimoe.model.transformer import Transformer
 from equimoe.parallel.capabilities import all_devices, device_memory_bytes

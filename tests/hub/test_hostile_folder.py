@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 import equimoe
 from equimoe.errors import EquimoeError
-from equimoe.hub.export import export
+from equimoe.hub.exporting.export import export
 from equimoe.hub.inspect import inspect, refuse_problems
 from equimoe.plan.loading import HOST_GIB, loading_needs, refuse_if_it_does_not_fit, smallest_machine
 

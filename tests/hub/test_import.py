@@ -18,7 +18,7 @@ import equimoe
 from equimoe.data.prepare import prepare
 from equimoe.data.rows import Rows
 from equimoe.errors import EquimoeError
-from equimoe.hub.export import export
+from equimoe.hub.exporting.export import export
 from equimoe.hub.import_weights import import_weights
 from equimoe.hub.inspect import inspect
 from equimoe.model.init import leaves_by_path

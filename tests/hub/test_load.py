@@ -20,8 +20,8 @@ from tiny_runs import restored
 
 import equimoe
 from equimoe.errors import EquimoeError
-from equimoe.hub.config_json import config_to_json
-from equimoe.hub.tensors import slots
+from equimoe.hub.format.config_json import config_to_json
+from equimoe.hub.format.tensors import slots
 from equimoe.model.init import leaves_by_path
 from equimoe.train.checkpoint import read_layer
 from equimoe.weights import describe

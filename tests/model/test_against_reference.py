@@ -174,7 +174,7 @@ def drawn_weights(config, seed):
 
 def by_disk_name(config, weights):
     """The same weights under the names and in the orientation of hero_spec section 8, experts one by one."""
-    from equimoe.hub.tensors import slots
+    from equimoe.hub.format.tensors import slots
     from equimoe.weights import describe
 
     return {
@@ -187,7 +187,7 @@ def by_disk_name(config, weights):
 @cache
 def both(name):
     """(what the package says, what the reference says, loss pair)."""
-    from equimoe.hub.config_json import config_to_json
+    from equimoe.hub.format.config_json import config_to_json
     from equimoe.model.init import assemble
     from equimoe.objectives.language_model import loss_and_terms
 
@@ -252,7 +252,7 @@ def test_the_reference_itself_agrees_with_golden(golden):
     """The second opinion is worth something only if it is right where golden can say so: B, padded."""
     inputs = goldens.read(golden, "inputs.safetensors")
     expected = goldens.with_prefix(goldens.read(golden, "forward_B.safetensors"), "padded.")
-    from equimoe.hub.config_json import config_to_json
+    from equimoe.hub.format.config_json import config_to_json
 
     config = goldens.read_config(golden, "config.json", sconv_sites=("k", "attn", "mlp"))
     weights = goldens.by_path(config, goldens.without_v_conv(goldens.read(golden, "weights.safetensors")))

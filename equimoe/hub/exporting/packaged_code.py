@@ -23,7 +23,7 @@ CONFIGURATION, MODELING = "configuration_equimoe", "modeling_equimoe"
 
 def packaged_code() -> dict[str, bytes]:
     """{file name: content} of the two modules for transformers."""
-    folder = importlib.resources.files("equimoe.hub") / FOLDER
+    folder = importlib.resources.files(__package__) / FOLDER
     return {f"{name}.py": (folder / f"{name}.py").read_bytes() for name in (CONFIGURATION, MODELING)}
 
 
@@ -51,7 +51,10 @@ def import_code(code: Mapping[str, bytes]) -> ModuleType:
     try:
         for stem in (CONFIGURATION, MODELING):
             module, file = made[f"{name}.{stem}"], f"{stem}.py"
-            module.__package__, module.__file__ = name, str(importlib.resources.files("equimoe.hub") / FOLDER / file)
+            module.__package__, module.__file__ = (
+                name,
+                str(importlib.resources.files(__package__) / FOLDER / file),
+            )
             exec(compile(code[file], module.__file__, "exec"), module.__dict__)
     except BaseException:
         for key in made:

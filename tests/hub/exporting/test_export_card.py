@@ -12,8 +12,8 @@ from tiny_runs import made_run
 
 import equimoe
 from equimoe.errors import EquimoeError
-from equimoe.hub.export import export
-from equimoe.hub.model_card import CardFacts, model_card
+from equimoe.hub.exporting.export import export
+from equimoe.hub.exporting.model_card import CardFacts, model_card
 from equimoe.recipe.recipe_json import new_provenance
 
 SIZES = {"head_dim": 8, "experts": 4, "experts_per_token": 2, "vocabulary": 304, "row_tokens": 32}

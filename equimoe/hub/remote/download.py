@@ -12,7 +12,7 @@ from equimoe.data.hub_files import is_hub_name
 from equimoe.errors import EquimoeError
 from equimoe.files import LOCK, expanded, locked_folder, sync_folder
 from equimoe.hub.load import refuse_before_fetching
-from equimoe.hub.snapshot import Snapshot, cache_of, fetch, find_snapshot, is_whole, small_files, weight_files
+from equimoe.hub.remote.snapshot import Snapshot, cache_of, fetch, find_snapshot, is_whole, small_files, weight_files
 
 __all__ = ["Downloaded", "download"]
 

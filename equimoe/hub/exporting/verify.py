@@ -20,12 +20,12 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from equimoe.config import ModelConfig
 from equimoe.errors import EquimoeError
-from equimoe.hub import through_torch
-from equimoe.hub.checkpoint_tensors import Source, WeightTensor, weight_tensors
-from equimoe.hub.config_json import config_from_json
-from equimoe.hub.model_files import CONFIG, read_json
-from equimoe.hub.safetensors_files import open_folder, read_each
-from equimoe.hub.through_torch import LayerOutput, TorchPass
+from equimoe.hub.exporting import through_torch
+from equimoe.hub.exporting.checkpoint_tensors import Source, WeightTensor, weight_tensors
+from equimoe.hub.exporting.through_torch import LayerOutput, TorchPass
+from equimoe.hub.format.config_json import config_from_json
+from equimoe.hub.format.model_files import CONFIG, read_json
+from equimoe.hub.format.safetensors_files import open_folder, read_each
 from equimoe.model.init import block, gated_norm
 from equimoe.model.transformer import Block, Embedding, head_logits
 from equimoe.weights import describe

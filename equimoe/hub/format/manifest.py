@@ -11,7 +11,7 @@ from typing import Any
 
 from equimoe.errors import EquimoeError, Problems
 from equimoe.files import file_sha256
-from equimoe.hub.model_files import read_json
+from equimoe.hub.format.model_files import read_json
 
 __all__ = ["FORMAT", "MANIFEST", "VERSION", "Export", "File", "manifest_files", "whole_export"]
 

@@ -13,9 +13,9 @@ import pytest
 from tiny_runs import made_run
 
 from equimoe.errors import EquimoeError
-from equimoe.hub import export as module
-from equimoe.hub import target
-from equimoe.hub.export import export
+from equimoe.hub.exporting import export as module
+from equimoe.hub.exporting import target
+from equimoe.hub.exporting.export import export
 from equimoe.train import checkpoint
 
 SMALL = 9_000  # bytes of a shard: several of them
@@ -295,7 +295,7 @@ def test_what_cannot_be_read_is_not_blamed_on_the_target(run, fast, tmp_path, mo
         __getitem__ = lambda self, selection: self  # noqa: E731
         read = lambda self: Future()  # noqa: E731
 
-    monkeypatch.setattr("equimoe.hub.checkpoint_tensors.open_array", lambda *_: Store())
+    monkeypatch.setattr("equimoe.hub.exporting.checkpoint_tensors.open_array", lambda *_: Store())
     with pytest.raises(EquimoeError, match=r"^checkpoint: has no readable array .*Input/output error"):
         fast(tmp_path / "out")
     assert names(tmp_path) == []

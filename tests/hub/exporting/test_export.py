@@ -18,9 +18,9 @@ from tokenizers import Tokenizer
 
 import equimoe
 from equimoe.errors import EquimoeError
-from equimoe.hub import checkpoint_tensors
-from equimoe.hub import export as module
-from equimoe.hub.export import bytes_of, export
+from equimoe.hub.exporting import checkpoint_tensors
+from equimoe.hub.exporting import export as module
+from equimoe.hub.exporting.export import bytes_of, export
 from equimoe.model.init import leaves_by_path
 from equimoe.train import checkpoint
 from equimoe.train.checkpoint import committed_steps
@@ -138,8 +138,8 @@ def test_another_process_that_ends_just_before_is_not_disturbed(tiny, tmp_path, 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from equimoe.hub import checkpoint_tensors
-from equimoe.hub import export as module
+from equimoe.hub.exporting import checkpoint_tensors
+from equimoe.hub.exporting import export as module
 write, left = module.write_safetensors, int(sys.argv[3])
 def counted(*arguments):
     global left

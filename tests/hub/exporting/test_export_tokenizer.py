@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, pre_tokenizers, processors
 from equimoe.data.chat_template import find_template
 from equimoe.data.tokenizer import load_tokenizer, parse_tokenizer, train_tokenizer
 from equimoe.errors import EquimoeError
-from equimoe.hub.export import export
+from equimoe.hub.exporting.export import export
 from equimoe.sampling.generation import prompt_ids
 
 transformers = pytest.importorskip("transformers", reason="needs pip install 'equimoe[torch]'")

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from equimoe.errors import EquimoeError
-from equimoe.hub.safetensors_files import open_folder
-from equimoe.hub.tensors import read_tensors, slots
+from equimoe.hub.format.safetensors_files import open_folder
+from equimoe.hub.format.tensors import read_tensors, slots
 from equimoe.weights import describe
 
 

@@ -15,9 +15,9 @@ from tokenizers.processors import Sequence as Steps
 
 from equimoe.data.chat_template import read_template, reply_ends, template_text
 from equimoe.data.tokenizer import TextTokenizer
-from equimoe.hub.config_json import config_to_json
-from equimoe.hub.model_card import CardFacts, model_card
-from equimoe.hub.packaged_code import packaged_code
+from equimoe.hub.exporting.model_card import CardFacts, model_card
+from equimoe.hub.exporting.packaged_code import packaged_code
+from equimoe.hub.format.config_json import config_to_json
 from equimoe.recipe import Recipe
 
 __all__ = ["small_files"]

@@ -21,9 +21,18 @@ from typing import Any
 from equimoe.data.hub_files import HubPath, hub_errors
 from equimoe.errors import EquimoeError, first_line
 from equimoe.files import cache_folder, file_sha256, write_file
-from equimoe.hub.model_files import CONFIG, INDEX, SMALL_FILES, WEIGHTS, belongs, check_folder, check_size, read_json
-from equimoe.hub.repository import passes, patiently
-from equimoe.hub.safetensors_files import dtype_of_kind, read_weight_map
+from equimoe.hub.format.model_files import (
+    CONFIG,
+    INDEX,
+    SMALL_FILES,
+    WEIGHTS,
+    belongs,
+    check_folder,
+    check_size,
+    read_json,
+)
+from equimoe.hub.format.safetensors_files import dtype_of_kind, read_weight_map
+from equimoe.hub.remote.repository import passes, patiently
 
 __all__ = [
     "RemoteFile",

@@ -38,7 +38,7 @@ class Described(Protocol):
 
 @runtime_checkable
 class Readable(Described, Protocol):
-    """A tensor that is read when asked for, such as a `TensorHandle` of `hub.safetensors_files`."""
+    """A tensor that is read when asked for, such as a `TensorHandle` of `hub.format.safetensors_files`."""
 
     def read(self) -> np.ndarray: ...
 

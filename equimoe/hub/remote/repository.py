@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from equimoe import __version__
 from equimoe.data.hub_files import error_chain, response_of
 from equimoe.errors import EquimoeError, first_line
-from equimoe.hub.manifest import MANIFEST, File
+from equimoe.hub.format.manifest import MANIFEST, File
 
 __all__ = ["Blob", "Repository", "checked_name", "passes", "patiently", "require_login"]
 

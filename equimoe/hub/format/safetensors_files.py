@@ -15,7 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from equimoe.errors import EquimoeError
-from equimoe.hub.model_files import INDEX, WEIGHTS, belongs, check_folder, read_json
+from equimoe.hub.format.model_files import INDEX, WEIGHTS, belongs, check_folder, read_json
 
 __all__ = ["TensorHandle", "dtype_of_kind", "open_folder", "read_each", "read_weight_map"]
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from equimoe.data.hub_files import hub_errors
 from equimoe.errors import EquimoeError
 from equimoe.files import expanded
-from equimoe.hub.manifest import Export, manifest_files, whole_export
-from equimoe.hub.repository import Blob, Repository, checked_name, patiently, require_login
+from equimoe.hub.format.manifest import Export, manifest_files, whole_export
+from equimoe.hub.remote.repository import Blob, Repository, checked_name, patiently, require_login
 
 __all__ = ["Pushed", "push", "tag_of"]
 

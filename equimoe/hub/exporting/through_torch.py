@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import Bool, Float32
 
 from equimoe.errors import EquimoeError
-from equimoe.hub.packaged_code import CONFIGURATION, import_code, packaged_code, refuse_foreign_code
-from equimoe.hub.safetensors_files import TensorHandle, read_each
+from equimoe.hub.exporting.packaged_code import CONFIGURATION, import_code, packaged_code, refuse_foreign_code
+from equimoe.hub.format.safetensors_files import TensorHandle, read_each
 
 __all__ = ["LayerOutput", "TorchPass", "block_logits", "hidden_states", "missing_library"]
 

@@ -17,14 +17,14 @@ from tiny_runs import made_run
 
 import equimoe
 from equimoe.errors import EquimoeError
-from equimoe.hub import checkpoint_tensors, through_torch
-from equimoe.hub import export as module
-from equimoe.hub import verify as verify_module
-from equimoe.hub.checkpoint_tensors import Source
-from equimoe.hub.export import DTYPES, export
-from equimoe.hub.packaged_code import packaged_code
-from equimoe.hub.through_torch import LayerOutput
-from equimoe.hub.verify import verify
+from equimoe.hub.exporting import checkpoint_tensors, through_torch
+from equimoe.hub.exporting import export as module
+from equimoe.hub.exporting import verify as verify_module
+from equimoe.hub.exporting.checkpoint_tensors import Source
+from equimoe.hub.exporting.export import DTYPES, export
+from equimoe.hub.exporting.packaged_code import packaged_code
+from equimoe.hub.exporting.through_torch import LayerOutput
+from equimoe.hub.exporting.verify import verify
 
 HAS_TORCH = importlib.util.find_spec("transformers") is not None
 MODELS = {"AutoModel": "GrugMoeModel", "AutoModelForCausalLM": "GrugMoeForCausalLM"}
@@ -163,7 +163,7 @@ def test_code_that_computes_something_else_is_found(tiny, tmp_path, monkeypatch)
     code = packaged_code()
     wrong = {**code, "modeling_equimoe.py": code["modeling_equimoe.py"].replace(b"TOTAL = 2.5", b"TOTAL = 25.0")}
     monkeypatch.setattr(through_torch, "packaged_code", lambda: wrong)
-    monkeypatch.setattr("equimoe.hub.small_files.packaged_code", lambda: wrong)
+    monkeypatch.setattr("equimoe.hub.exporting.small_files.packaged_code", lambda: wrong)
     with pytest.raises(EquimoeError, match=r"verification \(0\.\d+\): logits of transformers .* must be those of"):
         export(tiny.run, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

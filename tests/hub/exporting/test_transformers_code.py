@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCac
 
 torch.set_num_threads(1)
 
-CODE = Path(__file__).parents[2] / "equimoe" / "hub" / "transformers_code"
+CODE = Path(__file__).parents[3] / "equimoe" / "hub" / "exporting" / "transformers_code"
 AUTO_MAP = {
     "AutoConfig": "configuration_equimoe.GrugMoeConfig",
     "AutoModel": "modeling_equimoe.GrugMoeModel",
@@ -345,8 +345,8 @@ def test_equimoe_reads_what_transformers_saved(golden_models, model, tmp_path, n
 
 def test_the_hero_has_every_tensor_of_the_weight_table(config_class):
     """Names and shapes at full size, without memory; experts stacked, as in memory."""
-    from equimoe.hub.config_json import config_to_json
-    from equimoe.hub.tensors import slots
+    from equimoe.hub.format.config_json import config_to_json
+    from equimoe.hub.format.tensors import slots
     from equimoe.presets import preset
     from equimoe.weights import describe
 

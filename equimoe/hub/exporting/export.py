@@ -30,15 +30,15 @@ from equimoe import __version__
 from equimoe.data.tokenizer import load_tokenizer
 from equimoe.errors import EquimoeError
 from equimoe.files import LOCK, file_sha256, sync_folder, write_file
-from equimoe.hub.checkpoint_tensors import Source, WeightTensor, weight_tensors
-from equimoe.hub.manifest import FORMAT, MANIFEST, VERSION, whole_export
-from equimoe.hub.model_card import checked_licence
-from equimoe.hub.model_files import INDEX, read_json
-from equimoe.hub.safetensors_writer import write_safetensors
-from equimoe.hub.small_files import small_files
-from equimoe.hub.target import PROGRESS, discard, give_name, is_free, target_folder, work_folder
-from equimoe.hub.through_torch import missing_library
-from equimoe.hub.verify import JAX_ONLY, verify
+from equimoe.hub.exporting.checkpoint_tensors import Source, WeightTensor, weight_tensors
+from equimoe.hub.exporting.model_card import checked_licence
+from equimoe.hub.exporting.small_files import small_files
+from equimoe.hub.exporting.target import PROGRESS, discard, give_name, is_free, target_folder, work_folder
+from equimoe.hub.exporting.through_torch import missing_library
+from equimoe.hub.exporting.verify import JAX_ONLY, verify
+from equimoe.hub.format.manifest import FORMAT, MANIFEST, VERSION, whole_export
+from equimoe.hub.format.model_files import INDEX, read_json
+from equimoe.hub.format.safetensors_writer import write_safetensors
 from equimoe.recipe import Recipe
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.recipe.trajectory import refuse_edited
@@ -94,7 +94,7 @@ def export(
     """Write the model of `run` at `step` (default the newest complete checkpoint) to `out`, a new or empty folder.
 
     `average`: the mean of that checkpoint's weights and of the `average - 1` complete ones before it. `verified`: the
-    folder gets its name only if its weights are the run's and its code computes the same logits (`hub.verify`).
+    folder gets its name only if its weights are the run's and its code computes the same logits (`verify`).
     `license`: of the weights, an id of the Hub; None says nothing. The same export once more changes nothing, but makes
     up for a verification that was left out. Raises EquimoeError for a target that holds anything else.
     """

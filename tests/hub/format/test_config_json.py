@@ -9,7 +9,7 @@ import pytest
 
 from equimoe.config import ModelConfig
 from equimoe.errors import EquimoeError
-from equimoe.hub.config_json import config_from_json, config_to_json, schema_of
+from equimoe.hub.format.config_json import config_from_json, config_to_json, schema_of
 from equimoe.presets import PRESETS, preset
 
 
@@ -174,7 +174,7 @@ def test_every_missing_field_is_named(schema2):
 
 @pytest.mark.parametrize("value", [[], "x", None])
 def test_config_json_must_be_an_object(value, tmp_path):
-    from equimoe.hub.model_files import read_json
+    from equimoe.hub.format.model_files import read_json
 
     (tmp_path / "config.json").write_text(json.dumps(value))
     with pytest.raises(EquimoeError, match="must hold a JSON object"):
@@ -182,7 +182,7 @@ def test_config_json_must_be_an_object(value, tmp_path):
 
 
 def test_unreadable_json_is_an_error_that_names_the_file(tmp_path):
-    from equimoe.hub.model_files import read_json
+    from equimoe.hub.format.model_files import read_json
 
     for content in (b"{", b"\xff\xfe\x00", b""):
         (tmp_path / "config.json").write_bytes(content)

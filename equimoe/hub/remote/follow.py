@@ -17,9 +17,9 @@ from pathlib import Path
 from equimoe.data.hub_files import hub_errors
 from equimoe.errors import EquimoeError
 from equimoe.files import expanded
-from equimoe.hub.export import discard, export, state_of
-from equimoe.hub.push import Pushed, push, tag_of
-from equimoe.hub.repository import Repository, checked_name, passes, patiently, require_login
+from equimoe.hub.exporting.export import discard, export, state_of
+from equimoe.hub.remote.push import Pushed, push, tag_of
+from equimoe.hub.remote.repository import Repository, checked_name, passes, patiently, require_login
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.train.checkpoint import committed_steps
 

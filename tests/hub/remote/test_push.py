@@ -14,12 +14,12 @@ from hub_double import TOKEN, Fault
 
 import equimoe
 from equimoe.errors import EquimoeError
-from equimoe.hub import follow as following
-from equimoe.hub import repository
-from equimoe.hub.export import export
-from equimoe.hub.follow import follow
-from equimoe.hub.manifest import whole_export
-from equimoe.hub.push import push
+from equimoe.hub.exporting.export import export
+from equimoe.hub.format.manifest import whole_export
+from equimoe.hub.remote import follow as following
+from equimoe.hub.remote import repository
+from equimoe.hub.remote.follow import follow
+from equimoe.hub.remote.push import push
 from equimoe.model.init import leaves_by_path
 
 ME = ("model", "me/tiny")

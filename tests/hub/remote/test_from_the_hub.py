@@ -15,10 +15,10 @@ from huggingface_hub import constants
 
 import equimoe
 from equimoe.errors import EquimoeError
-from equimoe.hub import repository
-from equimoe.hub.download import download
-from equimoe.hub.export import export
+from equimoe.hub.exporting.export import export
 from equimoe.hub.inspect import inspect, refuse_problems, report
+from equimoe.hub.remote import repository
+from equimoe.hub.remote.download import download
 from equimoe.model.init import leaves_by_path
 
 REPO = "lab/small"
@@ -278,7 +278,7 @@ def test_what_does_not_fit_is_refused_with_the_hardware_that_does(tiny, pushed, 
 
 
 def test_no_room_on_the_disk_is_said_before_anything_is_fetched(pushed, tmp_path, monkeypatch):
-    from equimoe.hub import download as module
+    from equimoe.hub.remote import download as module
 
     monkeypatch.setattr(module, "shutil", SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=1000)))
     for out in (None, tmp_path / "here"):

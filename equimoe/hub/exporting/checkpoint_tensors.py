@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from equimoe.errors import EquimoeError, first_line
-from equimoe.hub.safetensors_writer import Tensor
-from equimoe.hub.tensors import Slot, slots
+from equimoe.hub.format.safetensors_writer import Tensor
+from equimoe.hub.format.tensors import Slot, slots
 from equimoe.model.quantile_balancing import next_bias
 from equimoe.train.checkpoint import open_array
 from equimoe.weights import Weight

@@ -1,0 +1,1 @@
+"""The interchange format on disk: names, config, safetensors, manifest. Read and written; nothing is executed."""
