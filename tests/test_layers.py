@@ -28,7 +28,7 @@ LAYERS = [
     ["evaluate", "sampling"],
     ["train"],
     ["hub"],  # above train: loading reads an export or a run
-    ["chat"],
+    ["chat", "tasks"],
     ["cli"],
     ["recipes"],
 ]
