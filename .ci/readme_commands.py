@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 DATA = "How do I say what data to train on"
-SECTIONS = ("Quick start", DATA, "Sampling and chat", "Weights for others", "From Python")
+SECTIONS = ("Quick start", DATA, "Sampling and chat", "Weights for others", "Evaluation", "From Python")
 DOCUMENTS = """mkdir -p docs/guide
 python - <<'END'
 import json

@@ -132,6 +132,15 @@ def test_no_module_needs_torch():
         assert not found, f"{module} imports {sorted(found)}"
 
 
+def test_lm_eval_is_imported_by_two_modules_only():
+    """And those by others inside functions only: it is optional."""
+    needing = {"equimoe.tasks.adapter", "equimoe.tasks.harness"}
+    assert {m for m, f in MODULES.items() if any(n.split(".")[0] == "lm_eval" for n in imports(f))} == needing
+    for module, file in MODULES.items():
+        if module not in needing:
+            assert not imports(file, top_level_only=True) & needing, module
+
+
 def test_no_import_circle_inside_a_layer():
     graph = {
         m: {i for i in ours(imports(f, top_level_only=True)) if i in MODULES and layer_of(i) == layer_of(m)} - {m}

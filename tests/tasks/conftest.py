@@ -1,12 +1,7 @@
-"""Fixtures of the task tests."""
+"""`datasets` keeps what it makes of a file: not in the user's cache. It reads the variable when it is imported."""
 
 from __future__ import annotations
 
-import pytest
+import os
 
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch, tmp_path_factory):
-    """No test asks the Hub, or keeps what `datasets` makes of a file."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+os.environ["HF_DATASETS_CACHE"] = os.path.join(os.environ["HF_MODULES_CACHE"], "datasets")  # removed at exit

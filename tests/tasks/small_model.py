@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 from functools import cache
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from numerics import call_model
 
 import equimoe
+import equimoe.tasks
 from equimoe.data.tokenizer import train_tokenizer
-from equimoe.model.init import map_by_path
+from equimoe.model.init import assemble
+from equimoe.tasks.likelihood import Likelihoods
+from equimoe.weights import describe
 
 VOCABULARY, ROW = 304, 32
 SENTENCE = "the router sends every token to some of many experts and joins what they say weighted by scores. "
@@ -25,16 +27,35 @@ def tokenizer():
 
 @cache
 def model():
+    """Filled by numpy: the real initialisation takes seconds to compile."""
     config = equimoe.derive(
         16, layers=2, head_dim=8, experts=4, experts_per_token=2, vocabulary=VOCABULARY, row_tokens=ROW
     )
     config = dataclasses.replace(config, sliding_window=6, gated_norm_rank=8)
     rng = np.random.default_rng(0)
 
-    def noisy(path, w):
-        return w * 6.0 if path == "lm_head" else w + jnp.asarray(rng.normal(0, 0.1, w.shape), jnp.float32)
+    def filled(path, weight):
+        values = rng.normal(0, 0.15, weight.shape)
+        if weight.init == "ones":
+            values += 1.0
+        if weight.init == "identity_tap":
+            values[..., 0, :] += 1.0
+        return jnp.asarray(values * 5.0 if path == "lm_head" else values, jnp.float32)
 
-    return map_by_path(noisy, equimoe.init(config, key=jax.random.key(0)))
+    return assemble(config, {path: filled(path, weight) for path, weight in describe(config).items()})
+
+
+@cache
+def likelihoods(batch_rows: int) -> Likelihoods:
+    """Compiled once for all tests of a batch size."""
+    return Likelihoods(model(), ROW, batch_rows, "float32")
+
+
+def adapted(say=lambda line: None):
+    """The model as lm-eval sees it, two rows at a time."""
+    lm = equimoe.tasks.LMEvalModel(model(), tokenizer(), batch_rows=2, compute_dtype="float32", say=say)
+    lm._likelihoods = likelihoods(2)
+    return lm
 
 
 def log_softmax(read) -> np.ndarray:

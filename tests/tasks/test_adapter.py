@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-from functools import cache
 
 import pytest
-from small_model import ROW, SENTENCE, by_hand, model, tokenizer
+from small_model import ROW, SENTENCE, adapted, by_hand, model, tokenizer
 from tokenizers.processors import TemplateProcessing
 
 import equimoe.tasks
@@ -27,12 +26,6 @@ def asking(*arguments):
     return [Instance("any", {}, each, number) for number, each in enumerate(arguments)]
 
 
-@cache
-def adapted():
-    pytest.importorskip("lm_eval")
-    return equimoe.tasks.LMEvalModel(model(), tokenizer(), batch_rows=2, say=said.append)
-
-
 said: list[str] = []
 
 
@@ -47,8 +40,9 @@ def small_chunks():
 
 @pytest.fixture
 def lm():
+    pytest.importorskip("lm_eval")
     said.clear()
-    return adapted()
+    return adapted(said.append)
 
 
 # Which ids a text has.
