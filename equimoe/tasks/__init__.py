@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name != "LMEvalModel":
         raise AttributeError(f"module 'equimoe.tasks' has no attribute {name!r}")
-    from equimoe.tasks.adapter import LMEvalModel  # when first asked for: lm-eval is optional and takes seconds
+    from equimoe.tasks.optional import need_lm_eval
+
+    need_lm_eval()
+    from equimoe.tasks.adapter import LMEvalModel  # when first asked for: lm-eval takes seconds to import
 
     return LMEvalModel

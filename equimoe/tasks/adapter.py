@@ -18,9 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from equimoe.data.tokenizer import TextTokenizer
-from equimoe.errors import EquimoeError, first_line
+from equimoe.errors import EquimoeError
 from equimoe.hub.load import load
 from equimoe.model.transformer import Transformer
 from equimoe.parallel.capabilities import capabilities
@@ -28,16 +32,6 @@ from equimoe.sampling.terminal import needed_tokenizer, note
 from equimoe.tasks.likelihood import TOLD_EVERY_SECONDS, Asked, Likelihoods, Log
 from equimoe.tasks.text_ids import control_tokens
 from equimoe.tasks.writing import continued, generation_settings
-
-try:
-    from lm_eval.api.instance import Instance
-    from lm_eval.api.model import TemplateLM
-    from lm_eval.models.utils import normalize_gen_kwargs
-    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-except ImportError as error:
-    raise EquimoeError(
-        "tasks", f"need lm-eval, which could not be imported ({first_line(error)})", "pip install 'equimoe[eval]'"
-    ) from error
 
 __all__ = ["DEFAULT_BATCH_ROWS", "MOST_NEW_TOKENS", "LMEvalModel"]
 

@@ -18,6 +18,7 @@ from equimoe.parallel.compile_cache import enable_compile_cache
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.sampling.terminal import needed_tokenizer
 from equimoe.tasks.heldout import HeldOut, data_sets, run_sets, score_stores, warn_if_recorded_otherwise
+from equimoe.tasks.optional import need_lm_eval
 from equimoe.tasks.options import EvalOptions, named_paths
 from equimoe.tasks.results import TaskResults
 from equimoe.train.reading import checkpoint_of
@@ -104,6 +105,7 @@ def _load_tasks(options: EvalOptions, log: Log) -> dict[str, Any] | None:
 
 def _harness() -> ModuleType:
     """What needs lm-eval, which is optional and takes seconds to import."""
+    need_lm_eval()
     from equimoe.tasks import harness
 
     return harness

@@ -74,3 +74,13 @@ def test_a_mistake_is_reported_before_jax_starts(tmp_path):
         done = run_python(code, "eval", *arguments, folder=tmp_path)
         assert (done.returncode, done.stdout) == (2, "False\n")
         assert message in done.stderr
+
+
+def test_tasks_without_lm_eval_say_what_to_install(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    code = "import sys; sys.modules['lm_eval'] = None\nfrom equimoe.cli.app import main; main()"
+    done = run_python(code, "eval", "./model", "--tasks", "arc_easy", folder=tmp_path)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "equimoe: tasks: need lm-eval, which could not be imported (" in done.stderr
+    assert done.stderr.endswith("pip install 'equimoe[eval]'\n")
