@@ -30,12 +30,12 @@ from equimoe.model.transformer import Transformer
 from equimoe.parallel.capabilities import capabilities
 from equimoe.sampling.terminal import needed_tokenizer, note
 from equimoe.tasks.likelihood import TOLD_EVERY_SECONDS, Asked, Likelihoods, Log
+from equimoe.tasks.options import DEFAULT_BATCH_ROWS
 from equimoe.tasks.text_ids import control_tokens
 from equimoe.tasks.writing import continued, generation_settings
 
-__all__ = ["DEFAULT_BATCH_ROWS", "MOST_NEW_TOKENS", "LMEvalModel"]
+__all__ = ["MOST_NEW_TOKENS", "LMEvalModel"]
 
-DEFAULT_BATCH_ROWS = 8
 MOST_NEW_TOKENS = 256  # of a generation whose task names no limit; lm-eval's own default
 
 Pair = tuple[tuple[str, str] | None, list[int], list[int]]  # texts (None: a window of a longer one), context, target

@@ -10,9 +10,10 @@ from typing import Any
 
 from equimoe.errors import Problems
 
-__all__ = ["EvalOptions", "named_paths"]
+__all__ = ["DEFAULT_BATCH_ROWS", "EvalOptions", "named_paths"]
 
 _NAMED = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
+DEFAULT_BATCH_ROWS = 8
 MEANS = ("macro", "micro")  # the means over sets
 
 
@@ -28,7 +29,7 @@ class EvalOptions:
     max_bytes: int | None = None
     text_field: str | None = None
     step: int | None = None
-    batch_rows: int = 8
+    batch_rows: int = DEFAULT_BATCH_ROWS
 
     def __post_init__(self) -> None:
         problems = Problems("eval")

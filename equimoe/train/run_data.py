@@ -45,14 +45,16 @@ def data_identity(prepared: Prepared) -> dict[str, str]:
     return {"corpus_sha256": prepared.corpus_sha256, "tokenizer_sha256": prepared.tokenizer_sha256}
 
 
-def check_same_data(before: Mapping[str, str], prepared: Prepared, run: Path) -> None:
-    """EquimoeError if `prepared` is not what recipe.json of the run says it was trained on."""
+def check_same_data(
+    before: Mapping[str, str], prepared: Prepared, run: Path, *, otherwise: str = "start a new run"
+) -> None:
+    """EquimoeError if `prepared` is not what recipe.json of the run says; `otherwise`: what else to do."""
     now = data_identity(prepared)
     changed = sorted(name for name in now if before.get(name) != now[name])
     if changed:
         raise EquimoeError(
             "training data",
             f"must be what the run was trained on; {' and '.join(changed)} changed",
-            "Restore the files (for `embedded`: the package versions of recipe.json), or start a new run",
+            f"Restore the files (for `embedded`: the package versions of recipe.json), or {otherwise}",
             value=str(run),
         )

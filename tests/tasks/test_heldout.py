@@ -94,7 +94,7 @@ def test_documents_that_changed_since_are_noticed(with_sets, tiny, tmp_path):
 
 def test_training_data_that_changed_is_refused(tiny, monkeypatch):
     monkeypatch.setattr(module, "read_recipe", lambda run: (tiny.recipe, {"data": {"corpus_sha256": "other"}}))
-    with pytest.raises(EquimoeError, match="must be what the run was trained on; corpus_sha256 and tokenizer_sha256"):
+    with pytest.raises(EquimoeError, match="corpus_sha256 and tokenizer_sha256 changed. .* any other text with --data"):
         evaluate_source(tiny.run, EvalOptions(), lambda line: None)
 
 
