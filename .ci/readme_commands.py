@@ -11,7 +11,10 @@ import sys
 from pathlib import Path
 
 DATA = "How do I say what data to train on"
-SECTIONS = ("Quick start", DATA, "Sampling and chat", "Weights for others", "Weights of others", "From Python")
+SECTIONS = (
+    *("Quick start", DATA, "Sampling and chat"),
+    *("Weights for others", "Weights of others", "Evaluation", "From Python"),
+)
 DOCUMENTS = """mkdir -p docs/guide
 python - <<'END'
 import json

@@ -1,12 +1,25 @@
-"""The help panel Train: `train`, `resume`, `sample`, `chat`."""
+"""The help panel Train: `train`, `resume`, `sample`, `chat`, `eval`."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from equimoe.cli.arguments import DataPaths, Force, Overrides, Recipe, Revision, Run, Source, Step, data_overrides
+from equimoe.cli.arguments import (
+    AsJson,
+    DataPaths,
+    Force,
+    Overrides,
+    Recipe,
+    Revision,
+    Run,
+    Source,
+    Step,
+    data_overrides,
+)
 
 __all__ = ["commands"]
 
@@ -170,3 +183,53 @@ def chat(
         revision=revision,
         force=force,
     )
+
+
+@commands.command("eval", rich_help_panel=PANEL)
+def evaluate(
+    src: Source,
+    tasks: Annotated[str | None, typer.Option(metavar="A,B", help="Tasks, groups or YAML files for lm-eval.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]PATHS",
+            help="Score all of this text: files, folders, globs or hf://org/name; may be repeated.",
+            show_default="the held-out text of a run",
+        ),
+    ] = None,
+    include_path: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Tasks of your own. Python that their YAML files name is executed."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Documents of each task.", show_default="all")] = None,
+    num_fewshot: Annotated[int | None, typer.Option(min=0, help="Examples before each question.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Full rows at once; of short ones as many tokens.")] = 8,
+    max_bytes: Annotated[int | None, typer.Option(min=1, help="Read so much text of each --data at most.")] = None,
+    text_field: Annotated[str | None, typer.Option(metavar="FIELD", help="The field or column of --data.")] = None,
+    step: Step = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score a model: held-out loss and bits per byte, or tasks of lm-eval (pip install 'equimoe\\[eval]').
+
+    A run alone is scored on its own held-out text, as in its metrics.jsonl.
+
+    [bold]Examples[/bold]
+
+      equimoe eval tiny
+      equimoe eval tiny --data 'code=src/**/*.py' --data notes=notes.jsonl --json
+      equimoe eval org/name --tasks arc_easy,hellaswag --limit 200
+      equimoe eval ./tiny-export --tasks my_task --include-path ./my_tasks --num-fewshot 5
+    """
+    from equimoe.hub.source import find_source
+    from equimoe.tasks.options import EvalOptions
+
+    names = tuple(name.strip() for name in (tasks or "").split(",") if name.strip())
+    options = EvalOptions(
+        names, tuple(data or ()), include_path, limit, num_fewshot, max_bytes, text_field, step, batch_size
+    )
+    source = find_source(src)
+
+    from equimoe.tasks import report  # after the checks: a mistake is reported before JAX starts
+
+    found = report.evaluate_source(source, options, lambda line: typer.echo(line, err=True))
+    typer.echo(json.dumps(found.to_dict(), indent=1) if as_json else "\n".join(found.lines()))

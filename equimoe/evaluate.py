@@ -7,7 +7,7 @@ that models with different tokenizers can be compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from equimoe.model.transformer import Transformer
 from equimoe.objectives.language_model import loss_and_terms
 from equimoe.parallel.capabilities import capabilities
 
-__all__ = ["Score", "Scorer", "evaluate", "make_scorer"]
+__all__ = ["Score", "Scorer", "evaluate", "macro_and_micro", "make_scorer"]
 
 Scorer = Callable[..., tuple[Float32[Array, ""], Float32[Array, ""]]]
 
@@ -78,6 +78,18 @@ def evaluate(
     if waiting is not None:
         total, weight = _added(total, weight, waiting)
     return Score(loss=total / weight, bits_per_byte=total / math.log(2.0) / text_bytes, tokens=int(weight))
+
+
+def macro_and_micro(scores: Mapping[str, Score], text_bytes: int) -> tuple[Score, Score]:
+    """The mean over sets, and the score of all their tokens as one set; `text_bytes` are those of all sets."""
+    tokens = sum(score.tokens for score in scores.values())
+    nats = sum(score.loss * score.tokens for score in scores.values())
+    macro = Score(
+        loss=sum(score.loss for score in scores.values()) / len(scores),
+        bits_per_byte=sum(score.bits_per_byte for score in scores.values()) / len(scores),
+        tokens=tokens,
+    )
+    return macro, Score(loss=nats / tokens, bits_per_byte=nats / math.log(2.0) / text_bytes, tokens=tokens)
 
 
 def _as_arrays(batch: Batch) -> tuple[Array, ...]:

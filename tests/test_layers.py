@@ -28,7 +28,7 @@ LAYERS = [
     ["evaluate", "sampling"],
     ["train"],
     ["hub"],  # above train: loading reads an export or a run
-    ["chat", "bench"],
+    ["chat", "tasks", "bench"],
     ["cli"],
     ["recipes"],
 ]
@@ -131,6 +131,16 @@ def test_no_module_needs_torch():
         found = {n.split(".")[0] for n in imports(file)} & {"torch", "transformers", SHIPPED_AS_DATA.name}
         found |= {n for n in imports(file) if SHIPPED_AS_DATA.name in n}
         assert not found, f"{module} imports {sorted(found)}"
+
+
+def test_lm_eval_is_optional():
+    """Two modules import it at their top, and others import those inside functions only."""
+    needing = {"equimoe.tasks.adapter", "equimoe.tasks.harness"}
+    found = {m for m, f in MODULES.items() if {n.split(".")[0] for n in imports(f, top_level_only=True)} & {"lm_eval"}}
+    assert found == needing
+    for module, file in MODULES.items():
+        if module not in needing:
+            assert not imports(file, top_level_only=True) & needing, module
 
 
 def test_no_import_circle_inside_a_layer():

@@ -1,6 +1,7 @@
 """The named held-out sets of a recipe, `evals`, as token stores: encoded once, opened ever after.
 
     stores = prepare_evals(recipe.evals, prepared.tokenizer(), recipe.model.vocab_size, print, training=prepared)
+    store = prepare_set("code", Data(path="eval/*.py"), tokenizer, vocabulary, print)      # a set of no recipe
 
 A set is read like training data and in its order, up to `max_bytes` of text. It is not split, and every document of it
 is scored. A document that the training split holds too, by the hash of its whole text, makes the score too good: such
@@ -28,7 +29,7 @@ from equimoe.errors import EquimoeError
 from equimoe.files import aside, cache_folder, publish_folder, remove_stale, writing_to_cache
 from equimoe.recipe import Data, HeldOutSet
 
-__all__ = ["prepare_evals"]
+__all__ = ["prepare_evals", "prepare_set"]
 
 EVALS_VERSION = 1  # raise it when what is stored for the same documents changes
 LOSS_SAMPLE_BYTES = 200_000
@@ -49,21 +50,35 @@ def prepare_evals(
 
     Cached by documents, tokenizer and vocabulary; safe to kill and to run at once in several processes, as `prepare`.
     """
-    return {name: _prepare_one(name, held, tokenizer, vocabulary, log, training) for name, held in evals.items()}
+    return {name: _named(name, held, tokenizer, vocabulary, log, training) for name, held in evals.items()}
 
 
-def _prepare_one(
+def _named(
     name: str, held: HeldOutSet, tokenizer: TextTokenizer, vocabulary: int, log: Log, training: Prepared | None
 ) -> TokenStore:
+    data = Data(path=held.path, text_field=held.text_field, max_bytes=held.max_bytes)
     try:
-        data = pinned(Data(path=held.path, text_field=held.text_field, max_bytes=held.max_bytes))
-        counts, sample = SourceCounts(), []
-        scanned = scan(_sampled(documents(data, counts, log), sample))
-        store = _stored(data, scanned, tokenizer, vocabulary)
-        refuse_too_short(store, f"evals.{name}", "Add text")
+        return prepare_set(f"evals.{name}", data, tokenizer, vocabulary, log, training=training)
     except EquimoeError as error:
         raise _of_this_set(name, error) from error
-    for line in _summary(name, store, counts, scanned, lost(tokenizer, sample), training):
+
+
+def prepare_set(
+    title: str,
+    data: Data,
+    tokenizer: TextTokenizer,
+    vocabulary: int,
+    log: Log = lambda line: None,
+    *,
+    training: Prepared | None = None,
+) -> TokenStore:
+    """The store of all documents of `data`, none held back; `title` is what log lines call it."""
+    data = pinned(data)
+    counts, sample = SourceCounts(), []
+    scanned = scan(_sampled(documents(data, counts, log), sample))
+    store = _stored(data, scanned, tokenizer, vocabulary)
+    refuse_too_short(store, title, "Add text")
+    for line in _summary(title, store, counts, scanned, lost(tokenizer, sample), training):
         log(line)
     return store
 
@@ -128,18 +143,18 @@ def _stored(data: Data, scanned: Scan, tokenizer: TextTokenizer, vocabulary: int
 
 
 def _summary(
-    name: str, store: TokenStore, counts: SourceCounts, scanned: Scan, gone: Lost, training: Prepared | None
+    title: str, store: TokenStore, counts: SourceCounts, scanned: Scan, gone: Lost, training: Prepared | None
 ) -> Iterator[str]:
     end = stopped(vars(counts))
     yield (
-        f"evals.{name}: {store.document_count:,} documents, {store.total_text_bytes:,} bytes,"
+        f"{title}: {store.document_count:,} documents, {store.total_text_bytes:,} bytes,"
         f" {store.token_count:,} tokens{end}; sha256 {scanned.sha256[:16]}"
     )
     shared = 0 if training is None else int(np.isin(scanned.split_hash, training.training_hashes).sum())
     if shared:
         yield (
-            f"warning: evals.{name}: {shared:,} of its {store.document_count:,} documents are in the training split as"
+            f"warning: {title}: {shared:,} of its {store.document_count:,} documents are in the training split as"
             " well: its score will be too good"
         )
     if gone.lost_bytes:
-        yield f"warning: evals.{name}: {gone}: its bits per byte comes out too low"
+        yield f"warning: {title}: {gone}: its bits per byte comes out too low"

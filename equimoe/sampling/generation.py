@@ -20,7 +20,7 @@ from equimoe.sampling.session import WRITE_TOKENS, Session, capacity_for
 from equimoe.sampling.settings import Sampling, check
 from equimoe.sampling.text_stream import TextStream
 
-__all__ = ["generate", "generate_text", "prompt_ids", "stream_pace", "stream_text", "stream_texts"]
+__all__ = ["generate", "generate_text", "prompt_ids", "stream_pace", "stream_prompts", "stream_text", "stream_texts"]
 
 STREAM_SECONDS = 0.1  # a stream shows something at least this often, where the model is that fast
 
@@ -78,22 +78,32 @@ def stream_texts(
     model: Transformer,
     tokenizer: TextTokenizer,
     texts: Sequence[str],
-    *,
-    compute_dtype: Any = jnp.float32,
-    pace: Iterator[int] | None = None,
     **settings: Any,
 ) -> Iterator[tuple[int, str]]:
     """(number of the text, piece) of several texts that are written together.
 
     `settings`: tokens, temperature, top_k, top_p, min_p, seed, stop (token ids beside the end of a text) and
-    stop_strings, as in `Sampling`.
+    stop_strings, as in `Sampling`; compute_dtype and pace as in `stream_prompts`.
     """
+    return stream_prompts(model, tokenizer, [prompt_ids(tokenizer, text) for text in texts], **settings)
+
+
+def stream_prompts(
+    model: Transformer,
+    tokenizer: TextTokenizer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    compute_dtype: Any = jnp.float32,
+    pace: Iterator[int] | None = None,
+    **settings: Any,
+) -> Iterator[tuple[int, str]]:
+    """`stream_texts` from the ids of the prompts. `pace`: how many tokens to write at most before the next look."""
     sampling = Sampling(**settings)
     if tokenizer.end is not None:
         sampling = Sampling(**{**settings, "stop": (*sampling.stop_ids, tokenizer.end)})
-    prompts = [prompt_ids(tokenizer, text) for text in texts]
-    streams = [TextStream(tokenizer, sampling.stop_strings) for _ in texts]
-    ended = np.zeros(len(texts), bool)
+    prompts = [list(prompt) for prompt in prompts]
+    streams = [TextStream(tokenizer, sampling.stop_strings) for _ in prompts]
+    ended = np.zeros(len(prompts), bool)
     pace = stream_pace() if pace is None else pace
     for ids in _written(model, prompts, sampling, compute_dtype, pace, ended):
         for number, (stream, column) in enumerate(zip(streams, ids.T, strict=True)):

@@ -25,12 +25,8 @@ from jax.sharding import Mesh
 
 from equimoe import optim
 from equimoe.baselines import baselines
-from equimoe.data.evals import prepare_evals
-from equimoe.data.prepare import Prepared, prepare
-from equimoe.data.rows import Batch, Rows, heldout_batches
+from equimoe.data.rows import Batch, heldout_batches
 from equimoe.data.source import absolute
-from equimoe.data.store import TokenStore
-from equimoe.data.tokenizer import TextTokenizer
 from equimoe.errors import EquimoeError, first_line
 from equimoe.evaluate import make_scorer
 from equimoe.files import write_file
@@ -48,6 +44,7 @@ from equimoe.train.display import Display
 from equimoe.train.interrupt import Interrupt
 from equimoe.train.metrics import RunLog, read_lines, rewind
 from equimoe.train.report import norms_due, rate_schedules, step_values
+from equimoe.train.run_data import RunData, check_same_data, data_identity, prepare_run_data
 from equimoe.train.run_lock import held
 from equimoe.train.samples import samples_due, samples_missing, write_samples
 from equimoe.train.saving import Saver
@@ -78,9 +75,9 @@ def train_recipe(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None
                 f"Continue it with `equimoe resume {run}`",
                 value=str(run),
             )
-        data = _prepare_data(recipe)
+        data = prepare_run_data(recipe, print)
         prepared = data.prepared
-        kept = {**(provenance or new_provenance("python")), "data": _data_identity(prepared)}
+        kept = {**(provenance or new_provenance("python")), "data": data_identity(prepared)}
         write_file(run / "recipe.json", [recipe_to_json(recipe, kept).encode()])
         rewind(run, 0)  # lines of an attempt that never reached a checkpoint
         session = _Session(recipe, run, data, mesh, make_optimizer(recipe), interrupt)
@@ -113,11 +110,11 @@ def resume_run(run: Path, overrides: Sequence[str] = ()) -> None:
             return
         enable_compile_cache()
         mesh = _mesh_that_fits(recipe)
-        data = _prepare_data(recipe)
+        data = prepare_run_data(recipe, print)
         if begun:
-            _check_same_data(provenance.get("data", {}), data.prepared, run)
+            check_same_data(provenance.get("data", {}), data.prepared, run)
         else:
-            provenance = {**provenance, "data": _data_identity(data.prepared)}
+            provenance = {**provenance, "data": data_identity(data.prepared)}
         session = _Session(recipe, run, data, mesh, make_optimizer(recipe), interrupt)
         if newest is None:
             state = session.fresh_state()
@@ -192,49 +189,13 @@ def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
     )
 
 
-def _data_identity(prepared: Prepared) -> dict[str, str]:
-    return {"corpus_sha256": prepared.corpus_sha256, "tokenizer_sha256": prepared.tokenizer_sha256}
-
-
-def _check_same_data(before: dict[str, str], prepared: Prepared, run: Path) -> None:
-    now = _data_identity(prepared)
-    changed = sorted(name for name in now if before.get(name) != now[name])
-    if changed:
-        raise EquimoeError(
-            "training data",
-            f"must be what the run was trained on; {' and '.join(changed)} changed",
-            "Restore the files (for `embedded`: the package versions of recipe.json), or start a new run",
-            value=str(run),
-        )
-
-
-@dataclass(frozen=True)
-class _RunData:
-    """All that a run reads, checked before anything of it is written."""
-
-    prepared: Prepared
-    tokenizer: TextTokenizer
-    rows: Rows
-    sets: dict[str, TokenStore]
-
-
-def _prepare_data(recipe: Recipe) -> _RunData:
-    """The training rows, and the held-out sets by name; refuses what is too short, unreadable or not there."""
-    vocabulary = recipe.model.vocab_size
-    prepared = prepare(recipe.data, vocabulary, print)
-    tokenizer = prepared.tokenizer()
-    named = prepare_evals(recipe.evals, tokenizer, vocabulary, print, training=prepared) if recipe.evals else {}
-    rows = Rows(prepared.train, recipe.model.max_position_embeddings, recipe.seed)
-    return _RunData(prepared, tokenizer, rows, {HELDOUT: prepared.heldout, **named})
-
-
 @dataclass
 class _Session:
     """One process's work on one run, from a state to the end of the schedule."""
 
     recipe: Recipe
     run: Path
-    data: _RunData
+    data: RunData
     mesh: Mesh
     optimizer: optax.GradientTransformation
     interrupt: Interrupt

@@ -6,14 +6,13 @@ for set by set. With more than one set, a line of means follows: macro over sets
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from equimoe.data.rows import Batch, heldout_batches
 from equimoe.data.store import TokenStore
-from equimoe.evaluate import Scorer, evaluate
+from equimoe.evaluate import Score, Scorer, evaluate, macro_and_micro
 from equimoe.model.transformer import Transformer
 from equimoe.recipe import Recipe
 from equimoe.train.metrics import RunLog, read_lines
@@ -84,16 +83,15 @@ def _means(log: RunLog, stores: Mapping[str, TokenStore], step: int) -> dict[str
     values: dict[str, Any] = {}
     for line in read_lines(log.run / "metrics.jsonl"):
         values |= line if line["step"] == step else {}
-    loss, bits, tokens = (
-        {name: values[f"{kind}/{name}"] for name in stores}
-        for kind in ("eval_loss", "eval_bits_per_byte", "eval_tokens")
-    )
-    nats = sum(loss[name] * tokens[name] for name in stores)
-    text_bytes = sum(store.total_text_bytes for store in stores.values())
+    scores = {
+        name: Score(values[f"eval_loss/{name}"], values[f"eval_bits_per_byte/{name}"], values[f"eval_tokens/{name}"])
+        for name in stores
+    }
+    macro, micro = macro_and_micro(scores, sum(store.total_text_bytes for store in stores.values()))
     return {
-        "eval_loss/macro": sum(loss.values()) / len(stores),
-        "eval_bits_per_byte/macro": sum(bits.values()) / len(stores),
-        "eval_loss/micro": nats / sum(tokens.values()),
-        "eval_bits_per_byte/micro": nats / math.log(2.0) / text_bytes,
-        "eval_tokens/micro": sum(tokens.values()),
+        "eval_loss/macro": macro.loss,
+        "eval_bits_per_byte/macro": macro.bits_per_byte,
+        "eval_loss/micro": micro.loss,
+        "eval_bits_per_byte/micro": micro.bits_per_byte,
+        "eval_tokens/micro": micro.tokens,
     }

@@ -15,6 +15,7 @@ EXAMPLES = {
     ("resume",): "equimoe resume runs/tiny",
     ("sample",): 'equimoe sample runs/tiny "Returns the" --tokens 64 --temperature 0.5',
     ("chat",): "equimoe chat tiny --template plain",
+    ("eval",): "equimoe eval org/name --tasks arc_easy,hellaswag --limit 200",
     ("recipes",): "equimoe recipes copy tiny mine.py",
     ("recipes", "copy"): "equimoe recipes copy tiny mine.py",
     ("show",): "equimoe show mine.py model.num_experts=32 --json",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from goldens import worst
 
-from equimoe.model.loss import cross_entropy
+from equimoe.model.loss import cross_entropy, cross_entropy_and_likeliest
 
 TOKENS, WIDTH = 13, 10
 
@@ -44,6 +44,26 @@ def test_a_target_outside_the_vocabulary_gives_the_log_sum_exp():
     expected = 4.0 + np.log(5.0)
     np.testing.assert_allclose(log_total, [expected] * 3, rtol=1e-6)
     np.testing.assert_allclose(per_token, [expected, expected, np.log(5.0)], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("vocabulary", "block"), [(257, 64), (7, 2048), (1, 2048)])
+def test_the_likeliest_entry_is_the_argmax(vocabulary, block):
+    keys = jax.random.split(jax.random.key(vocabulary), 3)
+    hidden = jax.random.normal(keys[0], (TOKENS, WIDTH))
+    lm_head = jax.random.normal(keys[1], (vocabulary, WIDTH))
+    targets = jax.random.randint(keys[2], (TOKENS,), 0, vocabulary, jnp.int32)
+    per_token, likeliest = cross_entropy_and_likeliest(hidden, lm_head, targets, block=block)
+    np.testing.assert_allclose(per_token, dense(hidden, lm_head, targets)[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(likeliest, jnp.argmax(hidden @ lm_head.T, axis=1))
+
+
+def test_of_equal_logits_the_first_entry_is_the_likeliest():
+    """In one block and across two: entries 1, 2 and 3 are equal, blocks are 0-1 and 2-3."""
+    lm_head = jnp.asarray([[0.0], [1.0], [1.0], [1.0]])
+    _, likeliest = cross_entropy_and_likeliest(jnp.ones((1, 1)), lm_head, jnp.asarray([0], jnp.int32), block=2)
+    assert likeliest.tolist() == [1]
+    _, negative = cross_entropy_and_likeliest(-jnp.ones((1, 1)), lm_head[1:], jnp.asarray([0], jnp.int32), block=2)
+    assert negative.tolist() == [0]  # three entries in two blocks of two: never the padding behind them
 
 
 def test_logits_far_apart_do_not_overflow():

@@ -239,7 +239,7 @@ def test_ctrl_c_cuts_an_evaluation_short_and_resume_makes_up_for_it(tiny, run, a
 
 
 def test_resume_of_a_finished_run_says_so_and_changes_nothing(finished, capsys, monkeypatch):
-    monkeypatch.setattr(loop, "prepare", None)  # not needed, and so not called
+    monkeypatch.setattr(loop, "prepare_run_data", None)  # not needed, and so not called
     monkeypatch.setattr(loop, "make_step", None)
     before = contents(finished)
     loop.resume_run(finished)
@@ -374,7 +374,7 @@ def test_a_disk_that_refuses_a_line_is_one_line(tiny, run, monkeypatch, assert_a
 
 
 def test_an_error_of_another_kind_is_not_taken_for_the_disk(tiny, run, monkeypatch):
-    monkeypatch.setattr(loop, "prepare", lambda *_: open(run / "none.txt"))
+    monkeypatch.setattr(loop, "prepare_run_data", lambda *_: open(run / "none.txt"))
     with pytest.raises(FileNotFoundError):
         loop.train_recipe(tiny.recipe, run)
     assert not run.exists()
