@@ -30,6 +30,7 @@ __all__ = ["Source", "WeightTensor", "weight_tensors"]
 BIAS, BETAS = "blocks.moe.router.bias", "betas"
 _PIECE_BYTES = 64 << 20  # a table without layers is read this much at a time
 _AHEAD = 2
+_TURNED_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -132,5 +133,13 @@ def _result(name: str, future: Any) -> np.ndarray:
 
 
 def _on_disk(array: np.ndarray, tensor: WeightTensor) -> np.ndarray:
-    turned = np.swapaxes(array, -1, -2) if tensor.slot.transposed else array
-    return turned.astype(tensor.dtype)
+    """A copy in the tensor's dtype, contiguous as the file wants it."""
+    converted = array.astype(tensor.dtype, order="C")
+    if not tensor.slot.transposed:
+        return converted
+    # As whole numbers of the same size, a few rows at a time: numpy's own way takes twice as long.
+    bits = converted.view(np.dtype(f"u{tensor.dtype.itemsize}"))
+    turned = np.empty((bits.shape[1], bits.shape[0]), bits.dtype)
+    for row in range(0, bits.shape[0], _TURNED_ROWS):
+        turned[:, row : row + _TURNED_ROWS] = bits[row : row + _TURNED_ROWS].T
+    return turned.view(tensor.dtype)

@@ -25,7 +25,7 @@ __all__ = ["Tensor", "write_safetensors"]
 _NAMES = {np.dtype(np.float32): "F32", np.dtype(ml_dtypes.bfloat16): "BF16"}
 _LENGTH_BYTES, _ALIGNMENT = 8, 8
 WAITING_BYTES = 64 << 20
-FLUSH_BYTES = 256 << 20
+FLUSH_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,12 @@ def write_safetensors(path: Path, tensors: Sequence[Tensor], pieces: Iterable[np
     """
     digest, written = hashlib.sha256(), 0
     expected = sum(tensor.nbytes for tensor in tensors)
-    with open(path, "wb") as file, ThreadPoolExecutor(1, "safetensors") as worker:
-        out = _Behind(file, digest, worker)
+    with (
+        open(path, "wb") as file,
+        ThreadPoolExecutor(1, "safetensors") as worker,
+        ThreadPoolExecutor(1, "safetensors disk") as flusher,
+    ):
+        out = _Behind(file, digest, worker, flusher)
         out.put(np.frombuffer(_header(tensors), np.uint8))
         for raw in _bytes_of(pieces):
             out.put(raw)
@@ -62,11 +66,13 @@ def write_safetensors(path: Path, tensors: Sequence[Tensor], pieces: Iterable[np
 
 
 class _Behind:
-    """Bytes that a thread hashes and writes, in order. Both let go of Python's lock."""
+    """Bytes that a thread hashes and writes, in order, and a disk that another one keeps busy. All let go of Python's
+    lock."""
 
-    def __init__(self, file: BinaryIO, digest: Any, worker: ThreadPoolExecutor):
-        self._file, self._digest, self._worker = file, digest, worker
+    def __init__(self, file: BinaryIO, digest: Any, worker: ThreadPoolExecutor, flusher: ThreadPoolExecutor):
+        self._file, self._digest, self._worker, self._flusher = file, digest, worker, flusher
         self._waiting: deque[tuple[Future[None], int]] = deque()
+        self._flush: Future[None] | None = None
         self._bytes = self._unflushed = 0
 
     def put(self, raw: np.ndarray) -> None:
@@ -78,6 +84,8 @@ class _Behind:
     def finish(self) -> None:
         while self._waiting:
             self._wait()
+        if self._flush is not None:
+            self._flush.result()
 
     def _wait(self) -> None:
         done, size = self._waiting.popleft()
@@ -88,9 +96,9 @@ class _Behind:
         self._digest.update(raw)
         self._file.write(raw)
         self._unflushed += raw.nbytes
-        if self._unflushed > FLUSH_BYTES:  # in between: at the end the disk would be waited for with nothing to do
-            self._file.flush()
-            os.fdatasync(self._file.fileno())
+        # In between, since at the end the disk would be waited for with nothing else to do.
+        if self._unflushed > FLUSH_BYTES and (self._flush is None or self._flush.done()):
+            self._flush = self._flusher.submit(os.fdatasync, self._file.fileno())
             self._unflushed = 0
 
 
