@@ -207,6 +207,8 @@ def evaluate(
     max_bytes: Annotated[int | None, typer.Option(min=1, help="Read so much text of each --data at most.")] = None,
     text_field: Annotated[str | None, typer.Option(metavar="FIELD", help="The field or column of --data.")] = None,
     step: Step = None,
+    revision: Revision = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Score a model: held-out loss and bits per byte, or tasks of lm-eval (pip install 'equimoe\\[eval]').
@@ -231,5 +233,7 @@ def evaluate(
 
     from equimoe.tasks import report  # after the checks: a mistake is reported before JAX starts
 
-    found = report.evaluate_source(source, options, lambda line: typer.echo(line, err=True))
+    found = report.evaluate_source(
+        source, options, lambda line: typer.echo(line, err=True), revision=revision, force=force
+    )
     typer.echo(json.dumps(found.to_dict(), indent=1) if as_json else "\n".join(found.lines()))

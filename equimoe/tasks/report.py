@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import jax
-
-from equimoe.errors import EquimoeError, first_line
+from equimoe.errors import EquimoeError
 from equimoe.hub.load import load, local_folder
 from equimoe.parallel.capabilities import capabilities
 from equimoe.parallel.compile_cache import enable_compile_cache
+from equimoe.parallel.out_of_memory import out_of_memory_said
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.sampling.terminal import needed_tokenizer
 from equimoe.tasks.heldout import HeldOut, data_sets, run_sets, score_stores, warn_if_recorded_otherwise
@@ -61,10 +59,12 @@ class EvalReport:
         }
 
 
-def evaluate_source(source: str | Path, options: EvalOptions, log: Log) -> EvalReport:
+def evaluate_source(
+    source: str | Path, options: EvalOptions, log: Log, *, revision: str | None = None, force: bool = False
+) -> EvalReport:
     """Everything that `options` asks for. What can be refused before anything is scored is refused before it."""
     enable_compile_cache()
-    folder = local_folder(source)
+    folder = local_folder(source, revision, force=force)
     run = folder if (folder / "recipe.json").exists() else None
     if run is None and options.own_sets:
         raise EquimoeError(
@@ -73,7 +73,7 @@ def evaluate_source(source: str | Path, options: EvalOptions, log: Log) -> EvalR
     step = options.step if run is None else int(checkpoint_of(run, options.step).name)
     tasks = _load_tasks(options, log)
     stores = run_sets(run, log) if run is not None and options.own_sets else {}
-    model, tokenizer = load(folder, step=step)
+    model, tokenizer = load(folder, step=step, force=force)
     tokenizer = needed_tokenizer(tokenizer, source)
     row_tokens = model.config.max_position_embeddings
     if tasks is not None:
@@ -81,7 +81,7 @@ def evaluate_source(source: str | Path, options: EvalOptions, log: Log) -> EvalR
     stores |= data_sets(named_paths(options.data), tokenizer, model.config.vocab_size, log, **options.reading)
     dtype, rows = _dtype(run), options.batch_rows
     heldout = results = None
-    with _out_of_memory_said(rows):
+    with out_of_memory_said("Take fewer rows at once, --batch-size 1 is the least", value=f"{rows} rows"):
         if stores:
             heldout = score_stores(model, stores, batch_rows=rows, compute_dtype=dtype, log=log)
         if tasks is not None:
@@ -109,19 +109,3 @@ def _harness() -> ModuleType:
     from equimoe.tasks import harness
 
     return harness
-
-
-@contextmanager
-def _out_of_memory_said(rows: int) -> Iterator[None]:
-    """XLA's error for memory that is not there, in one line."""
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise EquimoeError(
-            "memory of one device",
-            f"ran out ({first_line(error)})",
-            "Take fewer rows at once, --batch-size 1 is the least",
-            value=f"{rows} rows",
-        ) from error

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,13 @@ from equimoe import optim
 from equimoe.baselines import baselines
 from equimoe.data.rows import Batch, heldout_batches
 from equimoe.data.source import absolute
-from equimoe.errors import EquimoeError, first_line
+from equimoe.errors import EquimoeError
 from equimoe.evaluate import make_scorer
 from equimoe.files import write_file
 from equimoe.parallel.capabilities import capabilities, device_memory_bytes
 from equimoe.parallel.compile_cache import enable_compile_cache
 from equimoe.parallel.mesh import make_mesh, row_sharding
+from equimoe.parallel.out_of_memory import out_of_memory_said
 from equimoe.plan.arithmetic import refuse_if_too_large, run_rates
 from equimoe.recipe import Recipe
 from equimoe.recipe.recipe_json import new_provenance, read_recipe, recipe_to_json
@@ -67,7 +67,7 @@ def train_recipe(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None
     enable_compile_cache()
     mesh = _mesh_that_fits(recipe)  # before the Hub is asked for anything
     recipe = concrete(recipe)
-    with Interrupt() as interrupt, held(run), _out_of_memory_said(recipe):
+    with Interrupt() as interrupt, held(run), out_of_memory_said(_less_memory(recipe)):
         if checkpoint.committed_steps(run / "checkpoints"):
             raise EquimoeError(
                 "run",
@@ -95,7 +95,7 @@ def resume_run(run: Path, overrides: Sequence[str] = ()) -> None:
     recipe = concrete(changed(before, overrides)) if overrides else before
     begun = IMPORTED not in provenance or checkpoint.committed_steps(run / "checkpoints") != [0]
     refuse_changes(before, recipe, begun=begun)
-    with Interrupt() as interrupt, held(run), _out_of_memory_said(recipe):
+    with Interrupt() as interrupt, held(run), out_of_memory_said(_less_memory(recipe)):
         steps = checkpoint.committed_steps(run / "checkpoints")
         newest = run / "checkpoints" / str(steps[-1]) if steps else None
         if newest is not None:
@@ -147,20 +147,12 @@ def _mesh_that_fits(recipe: Recipe) -> Mesh:
     return make_mesh(recipe.mesh, recipe.model, schedule.batch_sequences, accumulation=schedule.accumulation)
 
 
-@contextmanager
-def _out_of_memory_said(recipe: Recipe) -> Iterator[None]:
-    """XLA's error for memory that is not there, in one line; what was saved is whole."""
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise EquimoeError(
-            "memory of one device",
-            f"ran out ({first_line(error)})",
-            f"Use shorter rows (model.max_position_embeddings={recipe.model.max_position_embeddings}), a smaller batch"
-            f" (schedule.batch_sequences={recipe.schedule.batch_sequences}) or more schedule.accumulation",
-        ) from error
+def _less_memory(recipe: Recipe) -> str:
+    """What takes less memory; what was saved is whole."""
+    return (
+        f"Use shorter rows (model.max_position_embeddings={recipe.model.max_position_embeddings}), a smaller batch"
+        f" (schedule.batch_sequences={recipe.schedule.batch_sequences}) or more schedule.accumulation"
+    )
 
 
 def concrete(recipe: Recipe) -> Recipe:

@@ -22,7 +22,7 @@ def evaluated(monkeypatch, tmp_path):
     """The calls that reach the library, which is replaced here."""
     calls = []
 
-    def fake(source, options, log):
+    def fake(source, options, log, *, revision, force):
         calls.append((source, options))
         log("scoring")
         tasks = TaskResults({"results": {"a": {"acc,none": 0.5}}}, "|a|acc|0.5|\n") if options.tasks else None

@@ -175,8 +175,8 @@ def _use(card: CardFacts) -> str:
     shell = f"""\
 pip install equimoe
 equimoe sample MODEL {shlex.quote(prompt)}
-equimoe eval MODEL                                # score it
-equimoe download org/name                         # a copy of a repository of the Hub, checked against its manifest"""
+equimoe eval MODEL --data 'docs/*.md'             # loss and bits per byte of your text
+equimoe download org/name                         # a copy of a repository of the Hub, every byte compared"""
     if card.has_template:
         shell += "\nequimoe chat MODEL"
     with_transformers = f"""\
