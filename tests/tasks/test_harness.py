@@ -13,7 +13,7 @@ from small_model import ROW, adapted
 from tiny_runs import WORDS
 
 from equimoe.errors import EquimoeError
-from equimoe.hub.export import export
+from equimoe.hub.exporting.export import export
 from equimoe.sampling import session
 from equimoe.tasks.options import EvalOptions
 from equimoe.tasks.report import evaluate_source

@@ -12,7 +12,7 @@ from tiny_runs import compile_once
 import equimoe
 from equimoe.errors import EquimoeError
 from equimoe.evaluate import Score, macro_and_micro
-from equimoe.hub.export import export
+from equimoe.hub.exporting.export import export
 from equimoe.recipe import HeldOutSet
 from equimoe.tasks import heldout as module
 from equimoe.tasks.options import EvalOptions, named_paths
