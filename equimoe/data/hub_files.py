@@ -168,7 +168,8 @@ def hub_errors(name: object, subject: str = "data.path", done: str = "read from"
         rule, remedy = "is gated", "Accept its terms on its page, then `hf auth login` or set HF_TOKEN"
         raise EquimoeError(subject, rule, remedy, value=str(name)) from error
     except errors.RevisionNotFoundError as error:
-        raise EquimoeError(subject, "has no such revision", "Check what follows the @", value=str(name)) from error
+        remedy = "Check its name (a branch, tag or commit)"
+        raise EquimoeError(subject, "has no such revision", remedy, value=str(name)) from error
     except errors.RepositoryNotFoundError as error:
         rule, remedy = "is not on the Hub, or is private", "Check the name; for a private one, `hf auth login`"
         raise EquimoeError(subject, rule, remedy, value=str(name)) from error

@@ -21,7 +21,14 @@ from equimoe.hub.format.model_files import belongs
 from equimoe.hub.format.safetensors_files import open_folder
 from equimoe.hub.format.tensors import Described, check_tensors, has_stacked_experts
 from equimoe.hub.load import read_config
-from equimoe.hub.remote.snapshot import fetch, find_snapshot, remote_tensors, small_files
+from equimoe.hub.remote.snapshot import (
+    Unreachable,
+    cached_folder,
+    fetch,
+    find_snapshot,
+    remote_tensors,
+    small_files,
+)
 from equimoe.parallel.capabilities import device_memory_bytes
 from equimoe.plan.loading import LoadingNeeds, loading_needs, smallest_machine
 from equimoe.plan.working_set import GIB
@@ -115,7 +122,13 @@ def _of_folder(folder: Path) -> Inspection:
 
 
 def _of_repository(name: str, revision: str | None) -> Inspection:
-    snapshot = find_snapshot(name, revision)
+    before = cached_folder(name, revision)
+    try:
+        snapshot = find_snapshot(name, revision, patient=before is None)
+    except Unreachable:
+        if before is None:
+            raise
+        return _of_folder(before)  # what was fetched before; its path says so
     small = fetch(snapshot, small_files(snapshot))
     config, schema = read_config(small)
     files = {file.name: file.size for file in snapshot.files.values()}

@@ -18,7 +18,7 @@ from equimoe.recipe.record import Recipe
 __all__ = ["model_trajectory", "refuse_changes", "refuse_edited", "trajectory"]
 
 FREE_GROUPS = ("checkpoints", "evaluation", "evals", "samples", "logging", "mesh", "purpose", "cost")
-MODEL = "model."
+MODEL, TOKENIZER = "model.", "data.tokenizer"
 # Where the data and the tokenizer lie may change: their hashes, kept in recipe.json, may not.
 _PLACES = ("name", "data.path", "data.tokenizer")
 
@@ -36,16 +36,17 @@ def model_trajectory(recipe: Recipe) -> dict[str, Any]:
 def refuse_changes(before: Recipe, after: Recipe, *, begun: bool = True) -> None:
     """EquimoeError, with every setting at once, if `after` is another run than `before`.
 
-    `begun` False: no step was made from weights that were imported, so that only the model is fixed.
+    `begun` False: no step was made from weights that were imported, so that only the model and its tokenizer are fixed.
     """
-    problems, now = Problems("changes to a run that has begun"), _fixed(after)
+    problems, now = Problems(f"changes to a run that {'has begun' if begun else 'was imported'}"), _fixed(after)
+    taken = ", ".join(FREE_GROUPS) if begun else "everything but the model and its tokenizer, until the first step"
     for path, value in _fixed(before).items():
         problems.require(
-            now[path] == value or not (begun or path.startswith(MODEL)),
+            now[path] == value or not (begun or path.startswith(MODEL) or path == TOKENIZER),
             path,
             now[path],
             f"decides what the run computes, it began with {value!r}",
-            f"start a new run for it; `resume` takes {', '.join(FREE_GROUPS)}",
+            f"start a new run for it; `resume` takes {taken}",
         )
     problems.raise_if_any()
 

@@ -175,7 +175,7 @@ def test_a_damaged_copy_is_fetched_again_or_named(hub, cache):
     ("path", "message"),
     [
         ("hf://me/none", r"data\.path \('hf://me/none'\): is not on the Hub, or is private\. Check the name"),
-        ("hf://me/texts@v9", r"\('hf://me/texts@v9'\): has no such revision\. Check what follows the @"),
+        ("hf://me/texts@v9", r"\('hf://me/texts@v9'\): has no such revision\. Check its name"),
         ("hf://me/texts/no*.parquet", r"must match a data file, of 7 files none does"),
         ("hf://me/texts/nowhere", r"must match a data file, of \d files none does"),
         ("hf://texts", r"\('hf://texts'\): must be hf://org/name"),

@@ -123,6 +123,8 @@ TRICKS = [
     (lambda f: config_with(f, qk_mult=float("inf")), "Infinity is no JSON"),
     (lambda f: config_with(f, hidden_size=10**30), "hidden_size .*must be at most"),
     (lambda f: config_with(f, num_hidden_layers=10**12), "num_hidden_layers .*must be at most"),
+    (lambda f: config_with(f, sconv_sites=5), "sconv_sites .*must be a list of sites"),
+    (lambda f: config_with(f, sconv_sites="kv"), "sconv_sites .*must be a list of sites"),
     (many_experts, "describes a model of .* tensors, the files hold"),
     (foreign, "auto_map.AutoModelForCausalLM .*names code outside of this folder"),
     (lambda f: config_with(f, auto_map={"AutoConfig": "../x.Config"}), "names code outside"),

@@ -86,6 +86,8 @@ def test_it_trains_from_there_and_the_first_loss_is_that_of_the_weights(tiny, ex
     run = import_weights(str(exported), tmp_path / "again", recipe=str(tiny.recipe_file))
     with pytest.raises(EquimoeError, match="model.num_experts"):
         loop.resume_run(run, ["model.num_experts=8"])
+    with pytest.raises(EquimoeError, match="data.tokenizer .*everything but the model and its tokenizer"):
+        loop.resume_run(run, ["data.tokenizer=train"])
     loop.resume_run(run, ["schedule.steps=2", "evaluation.every_steps=100"])
     first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     data = read_recipe(run)[0].data

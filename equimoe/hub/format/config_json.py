@@ -197,6 +197,9 @@ def _defaults(given: dict[str, Any], json_config: dict[str, Any], schema: int, p
     given.setdefault("latent_dim", None)
     given.setdefault("rope_fused", False)  # absent means split halves (hero_spec section 8)
     sites = given.pop("sconv_sites", ()) or ()
+    is_list = isinstance(sites, list | tuple) and all(isinstance(site, str) for site in sites)
+    problems.require(is_list, "sconv_sites", sites, "must be a list of sites", "write ['k', 'attn', 'mlp']")
+    sites = sites if is_list else ()
     uses_conv = json_config.get("sconv", bool(sites))
     given["sconv_sites"] = tuple(sites) if uses_conv else ()
     problems.require(

@@ -146,7 +146,8 @@ def remote_tensors(snapshot: Snapshot, small: Path) -> dict[str, RemoteTensor]:
             header = patiently(
                 partial(parse, snapshot.name, name, revision=snapshot.commit), _LOG.warning, _WAITS_SECONDS
             )
-        _check_header(name, header.tensors, snapshot)
+            length = patiently(partial(_header_length, snapshot, name), _LOG.warning, _WAITS_SECONDS)
+        _check_header(name, header.tensors, length, snapshot)
         for tensor, entry in header.tensors.items():
             if tensor in found or (weight_map is not None and weight_map.get(tensor) != name):
                 raise EquimoeError(
@@ -176,7 +177,18 @@ def weight_files(snapshot: Snapshot, small: Path) -> list[str]:
     return sorted(named)
 
 
-def _check_header(name: str, tensors: Mapping[str, Any], snapshot: Snapshot) -> None:
+def _header_length(snapshot: Snapshot, name: str) -> int:
+    """Bytes of a file's header, which stand in its first eight; the client does not tell."""
+    from huggingface_hub import HfApi, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
+
+    url = hf_hub_url(snapshot.name, name, revision=snapshot.commit, endpoint=HfApi().endpoint)
+    response = http_backoff("GET", url, headers={"range": "bytes=0-7", **build_hf_headers()}, timeout=60.0)
+    hf_raise_for_status(response)
+    return int.from_bytes(response.content[:8], "little")
+
+
+def _check_header(name: str, tensors: Mapping[str, Any], length: int, snapshot: Snapshot) -> None:
     """EquimoeError if tensors overlap, leave gaps, or end before or after the file's own size could hold them."""
     ends = 0
     for entry in sorted(tensors.values(), key=lambda entry: tuple(entry.data_offsets)):
@@ -186,7 +198,7 @@ def _check_header(name: str, tensors: Mapping[str, Any], snapshot: Snapshot) -> 
         if begin != ends or end < begin or any(length < 0 for length in entry.shape) or wrong_size:
             raise EquimoeError(name, "has a header that lies about its tensors", "Do not use it", value=str(entry)[:99])
         ends = end
-    if not ends < snapshot.files[name].size <= ends + 8 + (100 << 20):  # the format's own limit of a header
+    if snapshot.files[name].size != 8 + length + ends:
         raise EquimoeError(
             name,
             f"has a header that promises {ends:,} bytes of tensors",
@@ -307,7 +319,7 @@ def _unreachable_apart(path: HubPath) -> Iterator[None]:
             raise
         raise Unreachable(
             "src",
-            f"could not be looked up on the Hub ({first_line(error)}), and was not fetched before",
+            f"could not be looked up on the Hub ({first_line(error)})",
             "Check the network and HF_HUB_OFFLINE, and run it again",
             value=str(path),
         ) from error
