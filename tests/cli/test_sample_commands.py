@@ -45,7 +45,7 @@ def sampled(monkeypatch, tmp_path):
 
     make_run(tmp_path / "runs" / "tiny")
     monkeypatch.setattr(terminal, "print_continuations", fake)
-    monkeypatch.setattr(equimoe, "load", lambda src, step: (f"model of {src} at {step}", tokenizer()))
+    monkeypatch.setattr(equimoe, "load", lambda src, *, step, revision, force: (f"model of {src} at {step}", tokenizer()))
     return calls
 
 
@@ -94,7 +94,7 @@ def test_chat_hands_over_its_settings(cli, monkeypatch, tmp_path):
         (
             Path("runs/tiny"),
             Sampling(9, 0.0, seed=3, stop_strings=("END",)),
-            {"system": "Be short.", "once": "why", "template": "plain", "step": 8},
+            {"system": "Be short.", "once": "why", "template": "plain", "step": 8, "revision": None, "force": False},
         )
     ]
 

@@ -25,7 +25,7 @@ BINS = 100_000  # so that the betas, three bins apart at most, do not set the st
 @pytest.fixture(scope="module")
 def three_steps(tiny):
     """A function of the number of micro-batches: states and metrics of three steps, the second on ragged rows."""
-    recipe = loop._concrete(tiny.recipe)
+    recipe = loop.concrete(tiny.recipe)
     mesh = make_mesh(recipe.mesh, recipe.model, recipe.schedule.batch_sequences)
     rows = Rows(prepare(recipe.data, recipe.model.vocab_size).train, recipe.model.max_position_embeddings, recipe.seed)
     batches = [rows.batch(8 * k, 8) for k in range(3)]

@@ -24,7 +24,7 @@ def pieces(tiny):
     """(recipe, optimizer, state before step 1, the jitted step, batches of steps 1 to 3) of the tiny run."""
     with pytest.MonkeyPatch.context() as patches:
         compile_once(patches)
-        recipe = loop._concrete(tiny.recipe)
+        recipe = loop.concrete(tiny.recipe)
         optimizer = loop.make_optimizer(recipe)
         mesh = make_mesh(recipe.mesh, recipe.model, recipe.schedule.batch_sequences)
         state = loop.create_state(recipe.model, optimizer, mesh, key=jax.random.key(recipe.seed))
