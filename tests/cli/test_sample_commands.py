@@ -45,7 +45,8 @@ def sampled(monkeypatch, tmp_path):
 
     make_run(tmp_path / "runs" / "tiny")
     monkeypatch.setattr(terminal, "print_continuations", fake)
-    monkeypatch.setattr(equimoe, "load", lambda src, *, step, revision, force: (f"model of {src} at {step}", tokenizer()))
+    loaded = lambda src, *, step, revision, force: (f"model of {src} at {step}", tokenizer())  # noqa: E731
+    monkeypatch.setattr(equimoe, "load", loaded)
     return calls
 
 
