@@ -166,7 +166,7 @@ def test_the_state_stays_where_it_is_and_the_step_compiles_once(on_eight):
     _, facts = on_eight
     assert len(facts) == 2 * 12
     assert all(fact["compiled"] == 1 and fact["same"] for fact in facts)
-    assert {name for fact in facts for name in fact["kept"]} == {".model.blocks.moe.router.bias"}  # not read by a step
+    assert all(fact["kept"] == [] for fact in facts)  # a step reads all of the state, and takes its memory
 
 
 @pytest.mark.slow
