@@ -29,6 +29,7 @@ __all__ = [
     "list_files",
     "open_remote",
     "pinned_tokenizer",
+    "read_url",
     "reads_as_hub_id",
     "response_of",
 ]
@@ -136,20 +137,25 @@ class _Remote(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
-
         count = min(len(buffer), self._size - self._at)
         if count <= 0:
             return 0
-        headers = {"range": f"bytes={self._at}-{self._at + count - 1}", **build_hf_headers()}
-        response = http_backoff("GET", self._url, headers=headers, timeout=60.0)
-        hf_raise_for_status(response)
-        raw = response.content
+        raw = read_url(self._url, self._at, count)
         if len(raw) != count:
             raise OSError(f"the Hub gave {len(raw)} bytes where {count} were asked for")
         buffer[:count] = raw
         self._at += count
         return count
+
+
+def read_url(url: str, at: int = 0, count: int | None = None) -> bytes:
+    """`count` bytes of a file on the Hub from byte `at`; None: all of it. `huggingface_hub` tries again by itself."""
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
+
+    part = {} if count is None else {"range": f"bytes={at}-{at + count - 1}"}
+    response = http_backoff("GET", url, headers={**part, **build_hf_headers()}, timeout=60.0)
+    hf_raise_for_status(response)
+    return response.content
 
 
 @contextmanager

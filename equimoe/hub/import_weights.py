@@ -20,9 +20,8 @@ from equimoe import optim
 from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
 from equimoe.errors import EquimoeError
 from equimoe.files import LOCK, locked_folder, sync_folder, write_file
-from equimoe.hub.load import load
-from equimoe.hub.remote.snapshot import Unreachable, find_snapshot
-from equimoe.hub.source import is_hub_id
+from equimoe.hub.load import load, local_folder
+from equimoe.hub.remote.snapshot import commit_of
 from equimoe.model.quantile_balancing import NOTHING_PENDING
 from equimoe.model.transformer import Transformer
 from equimoe.recipe import Data, Recipe, Schedule
@@ -61,13 +60,13 @@ def import_weights(
     """
     shown, run = run, run.absolute()
     _refuse_taken(run)
-    revision = _pinned(src, revision)
-    model, tokenizer = load(src, revision=revision, step=step, force=force)
+    folder = local_folder(src, revision, force=force)
+    model, tokenizer = load(folder, step=step, force=force)
     resolved = _recipe(model, run, recipe, overrides)
     tokenizer = _tokenizer(tokenizer, resolved.recipe, str(src))
     placed = dataclasses.replace(resolved.recipe.data, tokenizer=str(run / checkpoint.TOKENIZER))
     planned = concrete(dataclasses.replace(resolved.recipe, data=placed))
-    origin = {"source": _public_name(src), "revision": revision, "step": step}
+    origin = {"source": _public_name(src), "revision": commit_of(folder), "step": step}
     provenance = {**resolved.provenance, IMPORTED: origin}
     state = _state(model, planned, log)
     busy = EquimoeError("run", "is being written by another process", "Wait for it", value=str(run))
@@ -91,16 +90,6 @@ def import_weights(
         ) from error
     log(f"imported {src} as step 0; try: equimoe sample {shown} TEXT, or equimoe resume {shown} --data PATHS")
     return run
-
-
-def _pinned(src: str | Path, revision: str | None) -> str | None:
-    """The commit behind a Hub id's revision, so that provenance says which weights these are."""
-    if not (isinstance(src, str) and is_hub_id(src)):
-        return revision
-    try:
-        return find_snapshot(src, revision).commit
-    except Unreachable:  # `load` says what it takes instead
-        return revision
 
 
 def _refuse_taken(run: Path) -> None:

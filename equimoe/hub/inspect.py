@@ -21,14 +21,7 @@ from equimoe.hub.format.model_files import belongs
 from equimoe.hub.format.safetensors_files import open_folder
 from equimoe.hub.format.tensors import Described, check_tensors, has_stacked_experts
 from equimoe.hub.load import read_config
-from equimoe.hub.remote.snapshot import (
-    Unreachable,
-    cached_folder,
-    fetch,
-    find_snapshot,
-    remote_tensors,
-    small_files,
-)
+from equimoe.hub.remote.snapshot import fetch, remote_tensors, small_files, snapshot_or_cached
 from equimoe.parallel.capabilities import device_memory_bytes
 from equimoe.plan.loading import LoadingNeeds, loading_needs, smallest_machine
 from equimoe.plan.working_set import GIB
@@ -122,16 +115,12 @@ def _of_folder(folder: Path) -> Inspection:
 
 
 def _of_repository(name: str, revision: str | None) -> Inspection:
-    before = cached_folder(name, revision)
-    try:
-        snapshot = find_snapshot(name, revision, patient=before is None)
-    except Unreachable:
-        if before is None:
-            raise
-        return _of_folder(before)  # what was fetched before; its path says so
+    snapshot = snapshot_or_cached(name, revision)
+    if isinstance(snapshot, Path):
+        return _of_folder(snapshot)
     small = fetch(snapshot, small_files(snapshot))
     config, schema = read_config(small)
-    files = {file.name: file.size for file in snapshot.files.values()}
+    files = {file: blob.size for file, blob in snapshot.files.items()}
     tensors = remote_tensors(snapshot, small)
     return _inspection(name, config, tensors, files, schema=schema, commit=snapshot.commit)
 

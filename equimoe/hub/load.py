@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import jax
@@ -17,12 +16,10 @@ from equimoe.hub.format.safetensors_files import open_folder
 from equimoe.hub.format.tensors import check_tensors, read_tensors
 from equimoe.hub.remote.snapshot import (
     Snapshot,
-    Unreachable,
-    cached_folder,
     fetch,
-    find_snapshot,
     remote_tensors,
     small_files,
+    snapshot_or_cached,
     weight_files,
 )
 from equimoe.hub.source import is_hub_id
@@ -35,8 +32,6 @@ from equimoe.train.reading import load_run
 from equimoe.weights import describe
 
 __all__ = ["load", "load_folder", "local_folder", "read_config", "refuse_before_fetching"]
-
-_LOG = logging.getLogger("equimoe")
 
 
 def load(
@@ -75,14 +70,9 @@ def local_folder(src: str | Path, revision: str | None = None, *, force: bool = 
             "Check the path",
             value=str(src),
         )
-    before = cached_folder(src, revision)
-    try:
-        snapshot = find_snapshot(src, revision, patient=before is None)
-    except Unreachable:
-        if before is None:
-            raise
-        _LOG.warning("the Hub cannot be asked for %s; taking what was fetched before, %s", src, before)
-        return before
+    snapshot = snapshot_or_cached(src, revision)
+    if isinstance(snapshot, Path):
+        return snapshot
     small = fetch(snapshot, small_files(snapshot))
     refuse_before_fetching(snapshot, small, force=force)
     return fetch(snapshot, weight_files(snapshot, small))

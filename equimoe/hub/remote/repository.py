@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from equimoe import __version__
-from equimoe.data.hub_files import error_chain, response_of
+from equimoe.data.hub_files import error_chain, read_url, response_of
 from equimoe.errors import EquimoeError, first_line
+from equimoe.files import file_sha256
 from equimoe.hub.format.manifest import MANIFEST, File
 
-__all__ = ["Blob", "Repository", "checked_name", "passes", "patiently", "require_login"]
+__all__ = ["Blob", "Repository", "address", "checked_name", "listed", "passes", "patiently", "require_login"]
 
 # Before another try, on top of the client's own five tries of a request, which span half a minute.
 WAIT_SECONDS = (1.0, 5.0, 20.0, 60.0)
@@ -36,15 +37,21 @@ Result = TypeVar("Result")
 class Blob:
     """A file on the Hub. `oid`: the sha256 of its content if it is in large file storage, else its git blob's id."""
 
+    size: int
     oid: str
     is_lfs: bool
+
+    def is_at(self, path: Path) -> bool:
+        """Whether the file at `path` is this one, every byte read."""
+        if path.stat().st_size != self.size:
+            return False
+        return self.oid == (file_sha256(path) if self.is_lfs else _git_blob(path.read_bytes()))
 
     def holds(self, path: Path, file: File) -> bool:
         """Whether it is the file at `path`, which is as `file` says."""
         if self.is_lfs:
             return self.oid == file.sha256
-        content = path.read_bytes() if file.bytes < 100_000_000 else b""  # git holds no larger ones
-        return self.oid == hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+        return self.oid == _git_blob(path.read_bytes() if file.bytes < 100_000_000 else b"")  # git holds no larger ones
 
 
 class Repository:
@@ -70,21 +77,11 @@ class Repository:
         self.api.create_repo(self.name, private=private, exist_ok=True)
 
     def files(self, commit: str) -> dict[str, Blob]:
-        from huggingface_hub.hf_api import RepoFile
-
-        entries = self.api.list_repo_tree(self.name, recursive=True, revision=commit)
-        files = (entry for entry in entries if isinstance(entry, RepoFile))
-        return {f.path: Blob(f.blob_id, False) if f.lfs is None else Blob(f.lfs.sha256, True) for f in files}
+        return listed(self.api, self.name, commit)
 
     def content(self, path: str, revision: str) -> bytes:
         """A small file, in memory."""
-        from huggingface_hub import hf_hub_url
-        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
-
-        url = hf_hub_url(self.name, path, revision=revision, endpoint=self.api.endpoint)
-        response = http_backoff("GET", url, headers=build_hf_headers(), timeout=60.0)
-        hf_raise_for_status(response)
-        return response.content
+        return read_url(address(self.api, self.name, path, revision))
 
     def manifest(self, revision: str) -> dict[str, Any]:
         """The manifest of the export that was pushed as `revision`; {} if that is none."""
@@ -113,6 +110,29 @@ class Repository:
         ]
         done = self.api.create_commit(self.name, operations, commit_message=title, parent_commit=parent)
         return str(done.oid)
+
+
+def listed(api: Any, name: str, commit: str) -> dict[str, Blob]:
+    """{path: file} of a repository at a commit, folders included. The client waits and tries again by itself."""
+    from huggingface_hub.hf_api import RepoFile
+
+    entries = api.list_repo_tree(name, recursive=True, revision=commit)
+    files = (entry for entry in entries if isinstance(entry, RepoFile))
+    return {
+        f.path: Blob(f.size, f.blob_id, False) if f.lfs is None else Blob(f.size, f.lfs.sha256, True) for f in files
+    }
+
+
+def address(api: Any, name: str, path: str, revision: str) -> str:
+    """Where the content of a file is."""
+    from huggingface_hub import hf_hub_url
+
+    return hf_hub_url(name, path, revision=revision, endpoint=api.endpoint)
+
+
+def _git_blob(content: bytes) -> str:
+    """What git calls a file of this content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def checked_name(repo: str) -> str:

@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from equimoe.data.hub_files import HubPath, hub_errors
+from equimoe.data.hub_files import HubPath, hub_errors, read_url
 from equimoe.errors import EquimoeError, first_line
-from equimoe.files import cache_folder, file_sha256, write_file
+from equimoe.files import cache_folder, write_file
 from equimoe.hub.format.model_files import (
     CONFIG,
     INDEX,
@@ -32,20 +32,21 @@ from equimoe.hub.format.model_files import (
     read_json,
 )
 from equimoe.hub.format.safetensors_files import dtype_of_kind, read_weight_map
-from equimoe.hub.remote.repository import passes, patiently
+from equimoe.hub.remote.repository import Blob, address, listed, passes, patiently
 
 __all__ = [
-    "RemoteFile",
     "RemoteTensor",
     "Snapshot",
     "Unreachable",
     "cache_of",
     "cached_folder",
+    "commit_of",
     "fetch",
     "find_snapshot",
     "is_whole",
     "remote_tensors",
     "small_files",
+    "snapshot_or_cached",
     "weight_files",
 ]
 
@@ -54,22 +55,12 @@ _LOG = logging.getLogger("equimoe")
 
 
 @dataclass(frozen=True)
-class RemoteFile:
-    """A file of a commit: `sha256` of its bytes if it is a large one, else `blob`, git's hash of them."""
-
-    name: str
-    size: int
-    sha256: str | None
-    blob: str
-
-
-@dataclass(frozen=True)
 class Snapshot:
     """The data files of a model on the Hub, at one commit."""
 
     name: str
     commit: str
-    files: Mapping[str, RemoteFile]
+    files: Mapping[str, Blob]  # by name
 
     @property
     def path(self) -> HubPath:
@@ -96,7 +87,6 @@ def find_snapshot(name: str, revision: str | None = None, *, patient: bool = Tru
     the Hub cannot be asked, another EquimoeError where it has no such model.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.hf_api import RepoFile
 
     path = HubPath(name, revision)
     with hub_errors(path, "src"), _unreachable_apart(path):
@@ -104,18 +94,13 @@ def find_snapshot(name: str, revision: str | None = None, *, patient: bool = Tru
         # Again, since it also notes the commit in the Hub's cache, for `cached_folder`; alone, it takes what is noted
         # there if the Hub cannot be reached, and does not say so.
         commit = HfApi().resolve_revision(name, revision=revision).resolved
-        entries = list(HfApi().list_repo_tree(name, revision=commit))  # waits and tries again by itself
-    files = {
-        entry.path: RemoteFile(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else None, entry.blob_id)
-        for entry in entries
-        if isinstance(entry, RepoFile) and belongs(entry.path)
-    }
+        files = {file: blob for file, blob in listed(HfApi(), name, commit).items() if belongs(file)}
     if CONFIG not in files or not any(file.endswith(WEIGHTS) for file in files):
         raise EquimoeError(
             "src", f"must hold {CONFIG} and safetensors files", "Name a model in this format", value=str(path)
         )
-    for file in files.values():
-        check_size(file.name, file.size, str(path))
+    for file, blob in files.items():
+        check_size(file, blob.size, str(path))
     return Snapshot(name, commit, files)
 
 
@@ -129,6 +114,23 @@ def cached_folder(name: str, revision: str | None = None) -> Path | None:
     except (LocalEntryNotFoundError, HfHubHTTPError):
         return None
     return Path(folder) if (Path(folder) / CONFIG).is_file() else None
+
+
+def snapshot_or_cached(name: str, revision: str | None = None) -> Snapshot | Path:
+    """What the Hub holds; where it cannot be asked the folder that was fetched before, which is said."""
+    before = cached_folder(name, revision)
+    try:
+        return find_snapshot(name, revision, patient=before is None)
+    except Unreachable:
+        if before is None:
+            raise
+        _LOG.warning("the Hub cannot be asked for %s; taking what was fetched before, %s", name, before)
+        return before
+
+
+def commit_of(folder: Path) -> str | None:
+    """The commit of a folder of the Hub's cache; None for another folder."""
+    return folder.name if folder.parent.name == "snapshots" else None
 
 
 def remote_tensors(snapshot: Snapshot, small: Path) -> dict[str, RemoteTensor]:
@@ -179,13 +181,9 @@ def weight_files(snapshot: Snapshot, small: Path) -> list[str]:
 
 def _header_length(snapshot: Snapshot, name: str) -> int:
     """Bytes of a file's header, which stand in its first eight; the client does not tell."""
-    from huggingface_hub import HfApi, hf_hub_url
-    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
+    from huggingface_hub import HfApi
 
-    url = hf_hub_url(snapshot.name, name, revision=snapshot.commit, endpoint=HfApi().endpoint)
-    response = http_backoff("GET", url, headers={"range": "bytes=0-7", **build_hf_headers()}, timeout=60.0)
-    hf_raise_for_status(response)
-    return int.from_bytes(response.content[:8], "little")
+    return int.from_bytes(read_url(address(HfApi(), snapshot.name, name, snapshot.commit), 0, 8)[:8], "little")
 
 
 def _check_header(name: str, tensors: Mapping[str, Any], length: int, snapshot: Snapshot) -> None:
@@ -276,26 +274,19 @@ class _Known:
             self._seen = {}
 
     def is_right(self, name: str) -> bool:
-        path, listed = self._folder / name, self._files[name]
+        path, blob = self._folder / name, self._files[name]
         if not path.is_file():
             return False
         status = path.stat()
-        mark = [listed.sha256 or listed.blob, status.st_size, status.st_mtime_ns, status.st_ino]
+        mark = [blob.oid, status.st_size, status.st_mtime_ns, status.st_ino]
         if self._seen.get(name) != mark:
-            if status.st_size != listed.size or _hash(path, listed) != (listed.sha256 or listed.blob):
+            if not blob.is_at(path):
                 return False
             self._seen[name] = mark
         return True
 
     def keep(self) -> None:
         write_file(self._record, [json.dumps(self._seen).encode()])
-
-
-def _hash(path: Path, listed: RemoteFile) -> str:
-    if listed.sha256 is not None:
-        return file_sha256(path)
-    content = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def _remove(path: Path) -> None:
