@@ -67,7 +67,7 @@ def resume(run: Run, overrides: Changes = None, data: DataPaths = None) -> None:
     """Continue a run from its newest checkpoint, exactly as if it had never stopped.
 
     Changes are those that leave alone what it computes: checkpoints, evaluation, evals, samples, logging, mesh. Before
-    the first step of imported weights (`equimoe import`) they may be any, but of the model.
+    the first step of imported weights (`equimoe import`) they may be any, but of the model and its tokenizer.
 
     [bold]Examples[/bold]
 

@@ -31,7 +31,7 @@ commands = typer.Typer()
 def export(
     run: Run,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A new or empty folder.")],
-    step: Annotated[int | None, typer.Option(help="The checkpoint of the run.", show_default="the newest")] = None,
+    step: Step = None,
     dtype: Annotated[str, typer.Option(metavar="bf16|f32", help="Of the weights; the run trains in f32.")] = "bf16",
     max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Bytes, or 500MB, 5GB, 2GiB.")] = "5GB",
     average: Annotated[int, typer.Option(min=1, help="Mean of the weights of the last N checkpoints.")] = 1,

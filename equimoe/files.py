@@ -12,10 +12,11 @@ import os
 import secrets
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 from equimoe.errors import EquimoeError
 
@@ -25,7 +26,9 @@ __all__ = [
     "cache_folder",
     "expanded",
     "file_sha256",
+    "give_name",
     "locked_folder",
+    "no_name_twice",
     "publish_folder",
     "remove_stale",
     "sync_folder",
@@ -123,6 +126,14 @@ def _is_at(file: IO[str], path: Path) -> bool:
         return False
 
 
+def give_name(work: Path, folder: Path) -> None:
+    """The finished folder `work`, whose lock this process holds, becomes `folder`, which is not there or empty."""
+    sync_folder(work)
+    os.rename(work, folder)  # with the lock still held in it: who comes in between is sent away
+    (folder / LOCK).unlink()
+    sync_folder(folder.parent)
+
+
 def publish_folder(temporary: Path, folder: Path, opened: Callable[[], Opened | None]) -> Opened:
     """Give the finished folder `temporary` its name. A whole one that is there by now stays; a damaged one is replaced.
 
@@ -146,6 +157,15 @@ def publish_folder(temporary: Path, folder: Path, opened: Callable[[], Opened | 
         with suppress(FileNotFoundError):  # another process may be repairing it too
             os.rename(folder, damaged)
         shutil.rmtree(damaged, ignore_errors=True)
+
+
+def no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """`object_pairs_hook` of a strict reading of JSON: which of two values was meant is anybody's guess."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        repeated = sorted(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+        raise ValueError(f"a name is given twice: {', '.join(repeated)}")
+    return found
 
 
 def file_sha256(path: Path) -> str:

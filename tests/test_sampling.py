@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numerics import call_model
+from small_text_model import ROW, SENTENCE, VOCABULARY, config, tokenizer
 
 import equimoe
-from equimoe.data.tokenizer import train_tokenizer
 from equimoe.errors import EquimoeError
 from equimoe.model.init import map_by_path
 from equimoe.sampling import generate, generate_text, generation, session, stream_text, stream_texts
@@ -20,10 +20,7 @@ from equimoe.sampling.drawing import choice_of, draw, kept_tokens
 from equimoe.sampling.settings import Sampling
 from equimoe.sampling.text_stream import TextStream
 
-VOCABULARY, ROW = 304, 32
 PROMPTS = [[0, 40, 80, 120], [5, 6, 7, 8, 9, 10, 11], [200]]
-SENTENCE = "the router sends every token to some of many experts and joins what they say weighted by scores. "
-
 
 @pytest.fixture(scope="module", autouse=True)
 def small_chunks():
@@ -37,23 +34,14 @@ def small_chunks():
 
 
 @cache
-def tokenizer():
-    return train_tokenizer([SENTENCE * 20], VOCABULARY)
-
-
-@cache
 def model():
     """Logits that are neither flat nor certain."""
-    config = equimoe.derive(
-        16, layers=2, head_dim=8, experts=4, experts_per_token=2, vocabulary=VOCABULARY, row_tokens=ROW
-    )
-    config = dataclasses.replace(config, sliding_window=6, gated_norm_rank=8)
     rng = np.random.default_rng(0)
 
     def noisy(path, w):
         return w * 6.0 if path == "lm_head" else w + jnp.asarray(rng.normal(0, 0.1, w.shape), jnp.float32)
 
-    return map_by_path(noisy, equimoe.init(config, key=jax.random.key(0)))
+    return map_by_path(noisy, equimoe.init(config(), key=jax.random.key(0)))
 
 
 def full_logits(ids: list[int]) -> np.ndarray:

@@ -7,7 +7,6 @@ The optimizer begins anew. The router bias stays what it was until the first ste
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ import jax.numpy as jnp
 from equimoe import optim
 from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
 from equimoe.errors import EquimoeError
-from equimoe.files import LOCK, locked_folder, sync_folder, write_file
+from equimoe.files import LOCK, give_name, locked_folder, write_file
 from equimoe.hub.load import load, local_folder
 from equimoe.hub.remote.snapshot import commit_of
 from equimoe.model.quantile_balancing import NOTHING_PENDING
@@ -55,8 +54,8 @@ def import_weights(
     """Make the new run folder `run` from a model's folder, a Hub id, or a run; returns the folder.
 
     `recipe` and `overrides` say how it would be trained (the model is that of `src`); until its first step `resume`
-    still takes changes of anything but the model. Raises EquimoeError for a source that `load` refuses, one without a
-    tokenizer (unless `data.tokenizer=` names one), and a `run` that holds anything.
+    still takes changes of anything but the model and its tokenizer. Raises EquimoeError for a source that `load`
+    refuses, one without a tokenizer (unless `data.tokenizer=` names one), and a `run` that holds anything.
     """
     shown, run = run, run.absolute()
     _refuse_taken(run)
@@ -75,12 +74,10 @@ def import_weights(
         with locked_folder(work, busy):
             try:
                 _write(work, planned, provenance, state, tokenizer)
-                os.rename(work, run)
+                give_name(work, run)
             except BaseException:
                 shutil.rmtree(work, ignore_errors=True)
                 raise
-            (run / LOCK).unlink()
-            sync_folder(run.parent)
     except OSError as error:
         raise EquimoeError(
             "run",
@@ -157,7 +154,6 @@ def _write(work: Path, recipe: Recipe, provenance: dict[str, Any], state: TrainS
     log.event(IMPORTED, step=0, weights=provenance[IMPORTED])
     log.close()
     write_file(work / "recipe.json", [recipe_to_json(recipe, provenance).encode()])
-    sync_folder(work)
 
 
 def _public_name(src: str | Path) -> str:

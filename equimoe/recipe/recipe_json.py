@@ -19,6 +19,7 @@ from typing import Any
 
 import equimoe
 from equimoe.errors import EquimoeError
+from equimoe.files import no_name_twice
 from equimoe.recipe import Recipe
 from equimoe.recipe.fields import record_from_dict
 
@@ -65,7 +66,7 @@ def recipe_to_json(recipe: Recipe, provenance: Mapping[str, Any]) -> str:
 def recipe_from_json(text: str, name: str = "recipe.json") -> tuple[Recipe, dict[str, Any]]:
     """The recipe and its provenance; `name` is the file's, for errors. Raises EquimoeError on anything unexpected."""
     try:
-        record = json.loads(text, object_pairs_hook=_no_duplicates)
+        record = json.loads(text, object_pairs_hook=no_name_twice)
     except (ValueError, RecursionError) as error:
         raise EquimoeError(name, f"must be whole JSON, but: {error}", "Restore the file, or start a new run") from error
     known = {"format", "version", "recipe", "provenance"}
@@ -122,14 +123,6 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, (list, tuple)):
         for part in value:
             yield from _texts(part)
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise ValueError(f"a name is given twice: {', '.join(repeated)}")
-    return dict(pairs)
 
 
 def _installed(package: str) -> str | None:

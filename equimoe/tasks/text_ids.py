@@ -1,7 +1,7 @@
 """The ids of a text as programs of the `tokenizers` family see them: with control tokens around it.
 
-An export's tokenizer.json puts the begin token first (`hub.export`); the one of a run says nothing of control tokens,
-and becomes that export's. Text cannot place a control token itself, which it can in transformers.
+An export's tokenizer.json puts the begin token first (`hub.exporting`); the one of a run says nothing of control
+tokens, and becomes that export's. Text cannot place a control token itself, which it can in transformers.
 """
 
 from __future__ import annotations

@@ -1,37 +1,24 @@
-"""A small model with logits that are neither flat nor certain, its tokenizer, and the numbers by a full softmax."""
+"""A small model with logits that are neither flat nor certain, and the numbers by a full softmax."""
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cache
 
 import jax.numpy as jnp
 import numpy as np
 from numerics import call_model
+from small_text_model import ROW, config, tokenizer
 
-import equimoe
 import equimoe.tasks
-from equimoe.data.tokenizer import train_tokenizer
 from equimoe.model.init import assemble
 from equimoe.tasks.likelihood import Likelihoods
 from equimoe.weights import describe
-
-VOCABULARY, ROW = 304, 32
-SENTENCE = "the router sends every token to some of many experts and joins what they say weighted by scores. "
-
-
-@cache
-def tokenizer():
-    return train_tokenizer([SENTENCE * 20], VOCABULARY)
 
 
 @cache
 def model():
     """Filled by numpy: the real initialisation takes seconds to compile."""
-    config = equimoe.derive(
-        16, layers=2, head_dim=8, experts=4, experts_per_token=2, vocabulary=VOCABULARY, row_tokens=ROW
-    )
-    config = dataclasses.replace(config, sliding_window=6, gated_norm_rank=8)
+    sizes = config()
     rng = np.random.default_rng(0)
 
     def filled(path, weight):
@@ -42,7 +29,7 @@ def model():
             values[..., 0, :] += 1.0
         return jnp.asarray(values * 5.0 if path == "lm_head" else values, jnp.float32)
 
-    return assemble(config, {path: filled(path, weight) for path, weight in describe(config).items()})
+    return assemble(sizes, {path: filled(path, weight) for path, weight in describe(sizes).items()})
 
 
 @cache

@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from small_model import ROW, SENTENCE, adapted, by_hand, model, tokenizer
+from small_model import adapted, by_hand, model
+from small_text_model import ROW, SENTENCE, tokenizer
 from tokenizers.processors import TemplateProcessing
 
 import equimoe.tasks

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_model import ROW, adapted
+from small_model import adapted
+from small_text_model import ROW
 from tiny_runs import WORDS
 
 from equimoe.errors import EquimoeError

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_model import ROW, VOCABULARY, by_hand, likelihoods, log_softmax, model
+from small_model import by_hand, likelihoods, log_softmax, model
+from small_text_model import ROW, VOCABULARY
 
 from equimoe.tasks import likelihood
 from equimoe.tasks.likelihood import Asked, Likelihoods, bucket_of

@@ -33,7 +33,7 @@ from equimoe.files import LOCK, file_sha256, sync_folder, write_file
 from equimoe.hub.exporting.checkpoint_tensors import Source, WeightTensor, weight_tensors
 from equimoe.hub.exporting.model_card import checked_licence
 from equimoe.hub.exporting.small_files import small_files
-from equimoe.hub.exporting.target import PROGRESS, discard, give_name, is_free, target_folder, work_folder
+from equimoe.hub.exporting.target import PROGRESS, discard, is_free, take_place, target_folder, work_folder
 from equimoe.hub.exporting.through_torch import missing_library
 from equimoe.hub.exporting.verify import JAX_ONLY, verify
 from equimoe.hub.format.manifest import FORMAT, MANIFEST, VERSION, whole_export
@@ -121,7 +121,7 @@ def export(
                 shutil.rmtree(work)
                 return _existing(folder, job)
             manifest = _write(work, job)
-            give_name(work, folder)
+            take_place(work, folder)
     total = sum(entry["bytes"] for entry in manifest["files"].values())
     count = len(manifest["files"]) + 1
     log(f"exported step {source['steps'][0]} of {run} to {folder}: {total:,} bytes in {count} files")
@@ -190,7 +190,8 @@ def _unchanged(out: Path, job: _Job) -> dict[str, Any]:
             value=str(out),
         ) from None
     now = {name: hashlib.sha256(content).hexdigest() for name, content in job.small.items()}
-    then = {n: entry["sha256"] for n, entry in manifest["files"].items() if n not in _names(job.shards)}
+    shards = set(_names(job.shards))
+    then = {n: entry["sha256"] for n, entry in manifest["files"].items() if n not in shards}
     other = sorted(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
     if other:
         raise EquimoeError(

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from equimoe.errors import EquimoeError
-from equimoe.files import LOCK, expanded, locked_folder, sync_folder
+from equimoe.files import LOCK, expanded, give_name, locked_folder
+from equimoe.recipe.run_folder import LONGEST_NAME
 
-__all__ = ["PROGRESS", "discard", "give_name", "is_free", "target_folder", "work_folder"]
+__all__ = ["PROGRESS", "discard", "is_free", "take_place", "target_folder", "work_folder"]
 
 PROGRESS = "progress.json"  # which shards are complete; it is there from the first one on
-LONGEST_NAME = 255  # bytes, on every file system in use
 PREFIX = ".export-"
 
 Log = Callable[[str], None]
@@ -128,15 +128,12 @@ def work_folder(out: Path, log: Log) -> Iterator[Path]:
         ) from error
 
 
-def give_name(work: Path, out: Path) -> None:
+def take_place(work: Path, out: Path) -> None:
     """The finished folder takes its place, that of an empty folder too."""
     (work / PROGRESS).unlink(missing_ok=True)
     if out.is_dir():
         shutil.copymode(out, work)
-    sync_folder(work)
-    os.rename(work, out)  # with the lock still held in it: who comes in between is sent away
-    (out / LOCK).unlink()
-    sync_folder(out.parent)
+    give_name(work, out)
 
 
 def _cut(text: str) -> str:

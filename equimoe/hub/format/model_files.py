@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from equimoe.errors import EquimoeError
+from equimoe.files import no_name_twice
 
 __all__ = ["CONFIG", "INDEX", "SMALL_FILES", "WEIGHTS", "belongs", "check_folder", "check_size", "read_json"]
 
@@ -79,7 +80,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         check_size(path.name, path.stat().st_size, str(path.parent))
         text = path.read_text(encoding="utf-8")
-        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
+        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=no_name_twice)
     except FileNotFoundError:
         raise EquimoeError(str(path), "does not exist", "Point at a folder that holds it") from None
     except (ValueError, RecursionError, OSError) as error:  # ValueError: of JSON, of UTF-8, of our own two rules
@@ -91,11 +92,3 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _no_constant(text: str) -> None:
     raise ValueError(f"{text} is no JSON")
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"a name is given twice: {', '.join(sorted({n for n in names if names.count(n) > 1})[:4])}")
-    return found

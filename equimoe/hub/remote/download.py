@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from equimoe.data.hub_files import is_hub_name
 from equimoe.errors import EquimoeError
-from equimoe.files import LOCK, expanded, locked_folder, sync_folder
+from equimoe.files import expanded, give_name, locked_folder
 from equimoe.hub.load import refuse_before_fetching
 from equimoe.hub.remote.snapshot import Snapshot, cache_of, fetch, find_snapshot, is_whole, small_files, weight_files
 
@@ -75,10 +74,7 @@ def _into(snapshot: Snapshot, names: list[str], out: Path, log: Log) -> Path:
             _refuse_without_room(snapshot, names, work)
             fetch(snapshot, names, into=work)
             shutil.rmtree(work / ".cache", ignore_errors=True)  # of huggingface_hub, for going on
-            sync_folder(work)
-            os.rename(work, out)
-            (out / LOCK).unlink()
-            sync_folder(out.parent)
+            give_name(work, out)
     except OSError as error:
         raise EquimoeError(
             "out",
