@@ -168,8 +168,9 @@ def test_a_verification_that_was_left_out_is_made_up_for(fast, tmp_path):
     out, lines = fast(tmp_path / "out"), []
     assert out.manifest["verification"] is None
     again = fast(out.folder, verified=True, log=lines.append).manifest
-    assert again["verification"]["against_files"] < 1e-4 and lines[0].startswith("verified through")
-    assert lines[1] == f"{out.folder} held this export already; its manifest now says that it is verified"
+    through, held = [line for line in lines if not line.startswith("warning: ")]  # one where torch is not installed
+    assert again["verification"]["against_files"] < 1e-4 and through.startswith("verified through")
+    assert held == f"{out.folder} held this export already; its manifest now says that it is verified"
     assert json.loads((out.folder / "manifest.json").read_text()) == again
     assert {**again, "verification": None} == out.manifest
     assert fast(out.folder).manifest == again
