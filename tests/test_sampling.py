@@ -22,6 +22,7 @@ from equimoe.sampling.text_stream import TextStream
 
 PROMPTS = [[0, 40, 80, 120], [5, 6, 7, 8, 9, 10, 11], [200]]
 
+
 @pytest.fixture(scope="module", autouse=True)
 def small_chunks():
     """Prompts of a few tokens go through both sizes of chunks; capacities are small."""

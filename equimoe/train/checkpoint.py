@@ -26,10 +26,11 @@ import numpy as np
 from jaxtyping import PyTree
 
 from equimoe.errors import EquimoeError, first_line
-from equimoe.files import ASIDE_PREFIX, aside, sync_folder, write_file
+from equimoe.files import ASIDE_PREFIX, aside, can_be_mapped, sync_folder, write_file
 from equimoe.train.state import TrainState
 
 __all__ = [
+    "array_spec",
     "begin",
     "committed_steps",
     "newest_checkpoint",
@@ -242,16 +243,20 @@ def read_layer(checkpoint: Path, name: str, layer: int) -> np.ndarray:
     return open_array(checkpoint, name)[layer].read().result()
 
 
+def array_spec(checkpoint: Path, name: str) -> dict:
+    """Where one array lies, in TensorStore's words."""
+    base = f"file://{checkpoint.resolve() / STATE}/"
+    return {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"}}
+
+
 def open_array(checkpoint: Path, name: str) -> Any:
     """One array as a TensorStore: `[...]` selects, `.read()` begins to read and gives a future. Nothing is read yet."""
     import tensorstore as ts
 
-    spec = {
-        "driver": "zarr",
-        "kvstore": {"driver": "ocdbt", "base": f"file://{checkpoint.resolve() / STATE}/", "path": f"{name}/"},
-    }
+    # Mapped files save a copy of all bytes: an eighth of the time of an export.
+    context = ts.Context({"file_io_mode": {"mode": "memmap"}} if can_be_mapped(checkpoint) else {})
     try:
-        return ts.open(spec, open=True, read=True).result()
+        return ts.open(array_spec(checkpoint, name), open=True, read=True, context=context).result()
     except ValueError as error:
         raise EquimoeError(
             "checkpoint",

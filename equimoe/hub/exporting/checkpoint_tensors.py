@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
@@ -29,7 +29,7 @@ __all__ = ["Source", "WeightTensor", "weight_tensors"]
 
 BIAS, BETAS = "blocks.moe.router.bias", "betas"
 _PIECE_BYTES = 64 << 20  # a table without layers is read this much at a time
-_AHEAD = 2
+_AHEAD_BYTES = 300 << 20  # of float32 as they lie in the checkpoint
 _TURNED_ROWS = 32
 
 
@@ -59,6 +59,20 @@ def weight_tensors(table: Mapping[str, Weight], dtype: np.dtype) -> list[WeightT
     return [*before, *inside, *after]
 
 
+@dataclass(frozen=True)
+class _Read:
+    """An array of the checkpoint, or a part of it, as `dtype`."""
+
+    name: str
+    selection: Any
+    dtype: np.dtype = np.dtype(np.float32)
+
+    def begin(self, store: Any) -> Any:
+        import tensorstore as ts
+
+        return ts.cast(store, self.dtype).read()
+
+
 class Source:
     """One checkpoint, or several whose mean is taken."""
 
@@ -81,34 +95,46 @@ class Source:
 
     def array(self, path: str, layer: int | None = None) -> np.ndarray:
         """An array of the weight table as the run has it, in float32: of a stacked one a layer, else the whole."""
-        return next(self._ahead(iter([(f"model.{path}", ... if layer is None else layer)])))
+        return next(self._ahead([_Read(f"model.{path}", ... if layer is None else layer)]))
 
-    def _reads(self, tensor: WeightTensor) -> Iterator[tuple[str, Any]]:
-        """What is read at a time for a tensor and its neighbours: (array, selection)."""
-        if tensor.path == BIAS:
-            yield f"model.{BIAS}", tensor.layer
-        elif tensor.layer is not None:
-            yield f"model.{tensor.path}", tensor.layer
+    def _reads(self, tensor: WeightTensor) -> Iterator[_Read]:
+        """What is read at a time for a tensor and its neighbours."""
+        name = f"model.{tensor.path}"
+        # The mean of several is taken in float32. Of one, TensorStore rounds what it has just decoded, to nearest even
+        # as numpy does: half the bytes to write, and no second pass.
+        dtype = tensor.dtype if len(self._checkpoints) == 1 else np.dtype(np.float32)
+        if tensor.layer is not None:
+            yield _Read(name, tensor.layer, dtype)
         else:
-            length, *rest = self._stores(f"model.{tensor.path}")[0].shape
-            step = length if tensor.slot.transposed else max(1, _PIECE_BYTES // (4 * math.prod(rest)))
-            yield from ((f"model.{tensor.path}", slice(a, min(a + step, length))) for a in range(0, length, step))
+            length, *rest = self._stores(name)[0].shape
+            chunk = self._stores(name)[0].chunk_layout.read_chunk.shape[0]  # decoded whole, however little is asked for
+            rows = max(1, _PIECE_BYTES // (4 * math.prod(rest)) // chunk) * chunk
+            step = length if tensor.slot.transposed else rows
+            yield from (_Read(name, slice(a, min(a + step, length)), dtype) for a in range(0, length, step))
 
     def _stores(self, name: str) -> list[Any]:
         if name not in self._opened:
             self._opened[name] = [open_array(checkpoint, name) for checkpoint in self._checkpoints]
         return self._opened[name]
 
-    def _ahead(self, reads: Iterator[tuple[str, Any]]) -> Iterator[np.ndarray]:
-        """The arrays, the following ones being read already."""
-        under_way: deque[tuple[str, list[Any], list[Any]]] = deque()
-        for name, selection in reads:
-            betas = [store[selection].read() for store in self._stores(BETAS)] if name == f"model.{BIAS}" else []
-            under_way.append((name, [store[selection].read() for store in self._stores(name)], betas))
-            if len(under_way) > _AHEAD:
-                yield _mean(*under_way.popleft())
-        while under_way:
-            yield _mean(*under_way.popleft())
+    def _ahead(self, reads: Iterable[_Read]) -> Iterator[np.ndarray]:
+        """The arrays, with up to `_AHEAD_BYTES` of the following ones being read, of larger ones the next."""
+        under_way: deque[tuple[_Read, int, list[Any], list[Any]]] = deque()
+        ahead = 0
+        for read in reads:
+            stores = [store[read.selection] for store in self._stores(read.name)]
+            size = sum(store.size * store.dtype.numpy_dtype.itemsize for store in stores)
+            ready = []
+            while under_way and ahead + size > _AHEAD_BYTES:
+                done, its_size, *futures = under_way.popleft()
+                ready.append(_mean(done.name, *futures))
+                ahead -= its_size
+            betas = self._stores(BETAS) if read.name == f"model.{BIAS}" else []
+            pending = [store[read.selection].read() for store in betas]
+            under_way.append((read, size, [read.begin(store) for store in stores], pending))
+            ahead += size
+            yield from ready
+        yield from (_mean(done.name, *futures) for done, _, *futures in under_way)
 
 
 def _mean(name: str, futures: Sequence[Any], betas: Sequence[Any]) -> np.ndarray:
@@ -125,7 +151,7 @@ def _mean(name: str, futures: Sequence[Any], betas: Sequence[Any]) -> np.ndarray
 
 def _result(name: str, future: Any) -> np.ndarray:
     try:
-        return np.asarray(future.result(), np.float32)
+        return np.asarray(future.result())
     except (ValueError, OSError, RuntimeError) as error:  # TensorStore's for a file that is cut, gone or not ours
         raise EquimoeError(
             "checkpoint", f"has no readable array {name} ({first_line(error)})", "Export another --step"
@@ -133,8 +159,8 @@ def _result(name: str, future: Any) -> np.ndarray:
 
 
 def _on_disk(array: np.ndarray, tensor: WeightTensor) -> np.ndarray:
-    """A copy in the tensor's dtype, contiguous as the file wants it."""
-    converted = array.astype(tensor.dtype, order="C")
+    """In the tensor's dtype, contiguous as the file wants it."""
+    converted = array.astype(tensor.dtype, order="C", copy=False)
     if not tensor.slot.transposed:
         return converted
     # As whole numbers of the same size, a few rows at a time: numpy's own way takes twice as long.

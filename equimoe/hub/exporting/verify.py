@@ -131,7 +131,7 @@ class _Written:
             place = whole[tensor.slot.index if tensor.layer is None else tensor.slot.index[1:]]
             name = tensor.path if tensor.layer is None else f"{tensor.path} of layer {tensor.layer}"
             for ours, theirs in _in_rows(np.swapaxes(place, -1, -2) if tensor.slot.transposed else place, value):
-                if not np.array_equal(_bits(ours.astype(tensor.dtype)), _bits(theirs)):
+                if _differ(ours.astype(tensor.dtype), theirs):
                     self._differing[name] = None
                 if not np.isfinite(theirs).all():
                     self._not_finite[name] = None
@@ -170,6 +170,13 @@ def _in_rows(a: np.ndarray, b: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndar
     """Two arrays of one shape in blocks of their first axis; the blocks are views."""
     for begin in range(0, len(a), COMPARED_ROWS):
         yield a[begin : begin + COMPARED_ROWS], b[begin : begin + COMPARED_ROWS]
+
+
+def _differ(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    """In any bit; but what is no number in both is the same."""
+    if np.array_equal(_bits(ours), _bits(theirs)):
+        return False
+    return bool(((_bits(ours) != _bits(theirs)) & ~(np.isnan(ours) & np.isnan(theirs))).any())
 
 
 def _bits(array: np.ndarray) -> np.ndarray:

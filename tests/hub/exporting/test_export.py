@@ -24,6 +24,7 @@ from equimoe.hub.exporting.export import bytes_of, export
 from equimoe.model.init import leaves_by_path
 from equimoe.train import checkpoint
 from equimoe.train.checkpoint import committed_steps
+from equimoe.weights import describe
 
 
 def weights(src, **how):
@@ -44,6 +45,15 @@ def test_bfloat16_is_the_nearest_and_the_bias_stays_float32(tiny, tmp_path):
     for path, value in ours.items():
         expected = value if path.endswith("router.bias") else value.astype(ml_dtypes.bfloat16).astype(np.float32)
         np.testing.assert_array_equal(expected, theirs[path], err_msg=path)
+
+
+def test_a_chunk_of_a_table_is_decoded_once(tiny, monkeypatch):
+    """TensorStore decodes a chunk whole, however few rows are asked for; the checkpoint has one for the table."""
+    table = dict(describe(tiny.recipe.model))
+    tensors = [t for t in checkpoint_tensors.weight_tensors(table, np.dtype(np.float32)) if t.path == "embed.table"]
+    monkeypatch.setattr(checkpoint_tensors, "_PIECE_BYTES", 64)
+    source = checkpoint_tensors.Source([checkpoint.newest_checkpoint(tiny.run)])
+    assert [piece.shape for piece in source.pieces(tensors)] == [tensors[0].shape]
 
 
 def test_names_shapes_and_metadata_on_disk(tiny, exported):

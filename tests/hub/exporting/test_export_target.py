@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 
 import pytest
+import tensorstore as ts
 from tiny_runs import made_run
 
 from equimoe.errors import EquimoeError
@@ -292,11 +293,13 @@ def test_what_cannot_be_read_is_not_blamed_on_the_target(run, fast, tmp_path, mo
         result = unreadable
 
     class Store:
-        shape = (304, 16)
+        shape, size, dtype = (304, 16), 304 * 16, ts.float32
+        chunk_layout = ts.ChunkLayout(read_chunk_shape=shape)
         __getitem__ = lambda self, selection: self  # noqa: E731
         read = lambda self: Future()  # noqa: E731
 
     monkeypatch.setattr("equimoe.hub.exporting.checkpoint_tensors.open_array", lambda *_: Store())
+    monkeypatch.setattr(ts, "cast", lambda store, dtype: store)
     with pytest.raises(EquimoeError, match=r"^checkpoint: has no readable array .*Input/output error"):
         fast(tmp_path / "out")
     assert names(tmp_path) == []
