@@ -53,11 +53,10 @@ def copy(
       equimoe recipes copy tiny mine.py
       equimoe train mine.py
     """
-    from pathlib import Path
-
+    from equimoe.files import expanded
     from equimoe.recipe.resolve import copy_recipe
 
-    typer.echo(f"wrote {copy_recipe(name, Path(path))}")
+    typer.echo(f"wrote {copy_recipe(name, expanded(path))}")
 
 
 @commands.command(rich_help_panel=PANEL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,7 +29,7 @@ commands = typer.Typer()
 @commands.command(rich_help_panel=PANEL)
 def export(
     run: Run,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new or empty folder.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="A new or empty folder.")],
     step: Step = None,
     dtype: Annotated[str, typer.Option(metavar="bf16|f32", help="Of the weights; the run trains in f32.")] = "bf16",
     max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Bytes, or 500MB, 5GB, 2GiB.")] = "5GB",
@@ -74,7 +73,7 @@ def export(
 
 @commands.command(rich_help_panel=PANEL)
 def push(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="An exported folder; with --follow, where exports go.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="An exported folder; with --follow, where exports go.")],
     repo: Annotated[str, typer.Argument(metavar="REPO", help="org/name on the Hub; made if it is not there.")],
     private: Annotated[bool, typer.Option("--private", help="Make it private; a new one is public.")] = False,
     tag: Annotated[str | None, typer.Option(help="Of the commit.", show_default="step-N")] = None,
@@ -124,7 +123,7 @@ def push(
 def download(
     repo: Annotated[str, typer.Argument(metavar="REPO", help="The id of a model on the Hub.")],
     out: Annotated[
-        Path | None, typer.Argument(metavar="OUT", help="A new folder.", show_default="the Hub's cache")
+        str | None, typer.Argument(metavar="OUT", help="A new folder.", show_default="the Hub's cache")
     ] = None,
     revision: Revision = None,
     force: Force = False,
@@ -198,9 +197,9 @@ def import_(
       equimoe import ./tiny-export again --recipe tiny schedule.steps=50
     """
     from equimoe.hub.source import find_source
-    from equimoe.recipe.run_folder import new_run
+    from equimoe.recipe.run_folder import run_path
 
-    source, folder = find_source(src), new_run(run, run)
+    source, folder = find_source(src), run_path(run)
 
     from equimoe.hub.import_weights import import_weights
 

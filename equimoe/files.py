@@ -6,10 +6,12 @@ killed. Cost: one fsync for the file and one for its folder.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
 import secrets
+import shlex
 import shutil
 import time
 from collections import Counter
@@ -28,11 +30,13 @@ __all__ = [
     "expanded",
     "file_sha256",
     "give_name",
+    "is_of_the_disk",
     "locked_folder",
     "no_name_twice",
     "publish_folder",
     "remove_stale",
     "sync_folder",
+    "typed",
     "write_file",
     "writing_to_cache",
 ]
@@ -42,6 +46,10 @@ Opened = TypeVar("Opened")
 ASIDE_PREFIX, LOCK = ".aside-", ".lock"
 MOUNTS = Path("/proc/self/mountinfo")  # its columns: man 5 proc_pid_mountinfo
 LOCAL_FILE_SYSTEMS = {"ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay"}
+_REFUSALS = {
+    getattr(errno, name)
+    for name in ("EACCES", "EPERM", "EROFS", "ENOSPC", "EDQUOT", "EIO", "ENAMETOOLONG", "ENOTDIR", "EEXIST", "EISDIR")
+}
 STALE_AFTER_SECONDS = 24 * 3600.0  # an aside path that nothing has written to for a day belongs to a dead process
 
 
@@ -73,8 +81,23 @@ def writing_to_cache() -> Iterator[None]:
 
 
 def expanded(path: str | Path) -> Path:
-    """`path` with `~` and `~user` replaced; of a user that is not there it stays as written: no file has that name."""
+    """`path` with `~` and `~user` replaced; of a user that is not there it stays as written: no file has that name.
+
+    EquimoeError for an empty one, which would be the folder that one is in.
+    """
+    if not str(path):
+        raise EquimoeError("path", "must not be empty", "Name a file or a folder", value="")
     return Path(os.path.expanduser(path))
+
+
+def is_of_the_disk(error: OSError) -> bool:
+    """Whether it is what a disk refuses (no room, no permission, a name), and not a network, say."""
+    return error.errno in _REFUSALS
+
+
+def typed(path: str | Path) -> str:
+    """A path as one word of a command that is shown, to be copied into a shell."""
+    return shlex.quote(str(path))
 
 
 def aside(path: Path) -> Path:

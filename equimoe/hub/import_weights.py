@@ -18,8 +18,9 @@ import jax.numpy as jnp
 from equimoe import optim
 from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
 from equimoe.errors import EquimoeError
-from equimoe.files import LOCK, give_name, locked_folder, write_file
+from equimoe.files import LOCK, expanded, give_name, locked_folder, typed, write_file
 from equimoe.hub.load import load, local_folder
+from equimoe.hub.new_folder import is_free, new_folder
 from equimoe.hub.remote.snapshot import commit_of
 from equimoe.model.quantile_balancing import NOTHING_PENDING
 from equimoe.model.transformer import Transformer
@@ -42,7 +43,7 @@ Log = Callable[[str], None]
 
 def import_weights(
     src: str | Path,
-    run: Path,
+    run: str | Path,
     *,
     recipe: str | None = None,
     overrides: Sequence[str] = (),
@@ -57,7 +58,7 @@ def import_weights(
     still takes changes of anything but the model and its tokenizer. Raises EquimoeError for a source that `load`
     refuses, one without a tokenizer (unless `data.tokenizer=` names one), and a `run` that holds anything.
     """
-    shown, run = run, run.absolute()
+    given, run = run, new_folder(run, "run", WORK)
     _refuse_taken(run)
     folder = local_folder(src, revision, force=force)
     model, tokenizer = load(folder, step=step, force=force)
@@ -85,12 +86,13 @@ def import_weights(
             "Free disk space or fix the permissions, and give the same command again",
             value=str(run),
         ) from error
+    shown = typed(expanded(given))
     log(f"imported {src} as step 0; try: equimoe sample {shown} TEXT, or equimoe resume {shown} --data PATHS")
     return run
 
 
 def _refuse_taken(run: Path) -> None:
-    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+    if not is_free(run, "run"):
         raise EquimoeError(
             "run", "already holds something, and an import never overwrites", "Choose another name", value=str(run)
         )

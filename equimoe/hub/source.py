@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from equimoe.data.hub_files import reads_as_hub_id
@@ -21,9 +22,9 @@ def find_source(src: str) -> Path | str:
     try:
         return find_run(src)
     except EquimoeError:
-        if (here / "config.json").is_file():
+        if os.path.isfile(here / "config.json"):
             return here
-        if here.is_dir() and here.parts[:1] != ("runs",):
+        if os.path.isdir(here) and here.parts[:1] != ("runs",):
             raise EquimoeError(
                 "src", "must hold recipe.json (a run) or config.json (a model)", "Check the path", value=src
             ) from None

@@ -9,10 +9,10 @@ import os
 from pathlib import Path
 
 from equimoe.errors import EquimoeError
-from equimoe.files import LOCK
+from equimoe.files import LOCK, typed
 from equimoe.recipe.fields import nearest
 
-__all__ = ["find_run", "known_runs", "new_run"]
+__all__ = ["LONGEST_NAME", "find_run", "known_runs", "new_run", "run_path"]
 
 RUNS = Path("runs")
 LONGEST_NAME = 255  # bytes, on every file system in use
@@ -27,21 +27,22 @@ def known_runs() -> list[str]:
 
 def new_run(name_or_path: str | None, recipe_name: str) -> Path:
     """The folder for a new run, default `runs/<recipe name>`. Refuses one that holds a run, or anything else."""
-    run = _path(recipe_name if name_or_path is None else name_or_path)
+    run = run_path(recipe_name if name_or_path is None else name_or_path)
     if run.exists() and not run.is_dir():
         raise EquimoeError("run", "must be a folder", "Choose another name with --run NAME", value=str(run))
     if any(run.glob(COMMITTED)):
         raise EquimoeError(
             "run",
             "already holds a trained run, and training never overwrites one",
-            f"Continue it with `equimoe resume {run}`, or choose another name with --run NAME",
+            f"Continue it with `equimoe resume {typed(run)}`, or choose another name with --run NAME",
             value=str(run),
         )
     if (run / METRICS).is_file() and (run / METRICS).stat().st_size:
         raise EquimoeError(
             "run",
             "holds a run that was stopped before its first checkpoint, and its metrics would be lost",
-            f"Start it over with `equimoe resume {run}`, remove the folder, or choose another name with --run NAME",
+            f"Start it over with `equimoe resume {typed(run)}`, remove the folder,"
+            " or choose another name with --run NAME",
             value=str(run),
         )
     strangers = run.is_dir() and any(path for path in run.iterdir() if path.name != LOCK)  # the trainer's own
@@ -58,7 +59,7 @@ def new_run(name_or_path: str | None, recipe_name: str) -> Path:
 def find_run(name_or_path: str) -> Path:
     """The folder of an existing run; EquimoeError names the nearest one there is."""
     here = _expanded(name_or_path)
-    run = next((path for path in (_path(name_or_path), here) if (path / RECIPE).is_file()), None)
+    run = next((path for path in (run_path(name_or_path), here) if (path / RECIPE).is_file()), None)
     if run is None:
         names = known_runs()
         close = nearest(Path(name_or_path).name, names)
@@ -69,11 +70,12 @@ def find_run(name_or_path: str) -> Path:
             if names
             else (f"There is no run under {RUNS.absolute()} yet; start one with `equimoe train tiny`")
         )
-        raise EquimoeError("run", f"must be a folder that holds {RECIPE}", remedy, value=str(_path(name_or_path)))
+        raise EquimoeError("run", f"must be a folder that holds {RECIPE}", remedy, value=str(run_path(name_or_path)))
     return run
 
 
-def _path(name_or_path: str) -> Path:
+def run_path(name_or_path: str) -> Path:
+    """The folder of a run of this name or path, whether it is there or not."""
     path = _expanded(name_or_path)
     is_name = os.sep not in name_or_path and "/" not in name_or_path and name_or_path not in (".", "..", "~")
     return RUNS / path if is_name else path
@@ -81,6 +83,8 @@ def _path(name_or_path: str) -> Path:
 
 def _expanded(name_or_path: str) -> Path:
     """The path with `~` resolved; refuses a home that is not there, and a name that no file system takes."""
+    if not name_or_path:
+        raise EquimoeError("run", "must be a name or a path", "Name a run", value=name_or_path)
     try:
         path = Path(name_or_path).expanduser()
     except RuntimeError:
@@ -91,7 +95,7 @@ def _expanded(name_or_path: str) -> Path:
         raise EquimoeError(
             "run",
             f"must be a file name: at most {LONGEST_NAME} bytes, no zero bytes",
-            "Choose a shorter name with --run NAME",
+            "Choose a shorter name",
             value=name_or_path if len(name_or_path) < 80 else f"{name_or_path[:60]}...",
         )
     return path

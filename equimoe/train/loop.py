@@ -28,7 +28,7 @@ from equimoe.data.rows import Batch, heldout_batches
 from equimoe.data.source import absolute
 from equimoe.errors import EquimoeError
 from equimoe.evaluate import make_scorer
-from equimoe.files import write_file
+from equimoe.files import typed, write_file
 from equimoe.parallel.capabilities import capabilities, device_memory_bytes
 from equimoe.parallel.compile_cache import enable_compile_cache
 from equimoe.parallel.mesh import make_mesh, row_sharding
@@ -72,7 +72,7 @@ def train_recipe(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None
             raise EquimoeError(
                 "run",
                 "already holds a trained run, and training never overwrites one",
-                f"Continue it with `equimoe resume {run}`",
+                f"Continue it with `equimoe resume {typed(run)}`",
                 value=str(run),
             )
         data = prepare_run_data(recipe, print)
@@ -291,7 +291,7 @@ class _Session:
             self.saver.save(state, step)
         self.saver.wait()
         self._log_blocked(step)
-        self.display.say(f"saved at step {step}; continue with: equimoe resume {self.run}")
+        self.display.say(f"saved at step {step}; continue with: equimoe resume {typed(self.run)}")
         raise self.interrupt.stopped(saved=True)
 
     def _batch(self, done: int) -> tuple[jax.Array, ...]:
@@ -362,7 +362,7 @@ class _Session:
         self.log.event("finished", step=steps, **facts)
         self.log.sync()
         self.log.close()
-        print(f'done: {steps} steps in {self.run}; try: equimoe sample {self.run} "The function returns"')
+        print(f'done: {steps} steps in {self.run}; try: equimoe sample {typed(self.run)} "The function returns"')
 
     def _baselines(self, steps: int) -> dict[str, float]:
         """Unigram and bigram fitted on the very tokens that the run was trained on, each counted once."""

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from equimoe.errors import EquimoeError
-from equimoe.files import LOCK, locked_folder
+from equimoe.files import LOCK, is_of_the_disk, locked_folder, typed
 from equimoe.train import checkpoint
 from equimoe.train.interrupt import Stopped
 
 __all__ = ["held"]
-
-_REFUSALS = {
-    getattr(errno, name)
-    for name in ("EACCES", "EPERM", "EROFS", "ENOSPC", "EDQUOT", "EIO", "ENAMETOOLONG", "ENOTDIR", "EEXIST", "EISDIR")
-}
 
 
 @contextmanager
@@ -46,7 +40,7 @@ def held(run: Path) -> Iterator[None]:
                         (run / LOCK).unlink()
                         run.rmdir()
     except OSError as error:
-        if error.errno not in _REFUSALS:
+        if not is_of_the_disk(error):
             raise
         raise EquimoeError(
             "run",
@@ -57,5 +51,6 @@ def held(run: Path) -> Iterator[None]:
 
 
 def _how_to_go_on(run: Path) -> str:
-    started = (run / "recipe.json").exists()
-    return f"continue with: equimoe resume {run}" if started else "nothing was written yet, give the same command again"
+    if not (run / "recipe.json").exists():
+        return "nothing was written yet, give the same command again"
+    return f"continue with: equimoe resume {typed(run)}"

@@ -89,7 +89,8 @@ def test_train_refuses_a_folder_of_other_files(cli, trained, tmp_path):
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("x" * 300, "must be a file name: at most 255 bytes, no zero bytes. Choose a shorter name with --run NAME"),
+        ("x" * 300, "must be a file name: at most 255 bytes, no zero bytes. Choose a shorter name"),
+        ("", "must be a name or a path. Name a run"),
         ("~nouser/x", "begins with ~ and a user that this machine does not have. Write the path out"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import goldens
 import jax.numpy as jnp
@@ -127,6 +128,21 @@ def test_a_released_model_of_schema_1_whose_bias_has_a_mean(golden, tmp_path):
     ids = jnp.asarray(found["token_ids"])
     logits = call_model()(equimoe.load(run)[0], ids, jnp.zeros_like(ids))[1]
     assert goldens.worst(logits, found["unpacked.logits"]) <= 5e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("", r"run \(''\): must be a path"), ("x" * 248, "its last part has at most 247 bytes")]
+)
+def test_names_that_no_run_can_have_are_refused_before_anything_is_read(tmp_path, monkeypatch, name, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EquimoeError, match=message):
+        import_weights("org/not-asked-for", name)
+
+
+def test_the_commands_it_names_can_be_pasted(tiny, exported, tmp_path):
+    lines = []
+    import_weights(str(exported), tmp_path / "my run", log=lines.append)
+    assert shlex.split(lines[-1].split("try: ")[1])[:4] == ["equimoe", "sample", f"{tmp_path}/my run", "TEXT,"]
 
 
 def test_what_is_refused_leaves_nothing(tiny, exported, tmp_path):

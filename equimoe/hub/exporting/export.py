@@ -33,12 +33,13 @@ from equimoe.files import LOCK, file_sha256, sync_folder, write_file
 from equimoe.hub.exporting.checkpoint_tensors import Source, WeightTensor, weight_tensors
 from equimoe.hub.exporting.model_card import checked_licence
 from equimoe.hub.exporting.small_files import small_files
-from equimoe.hub.exporting.target import PROGRESS, discard, is_free, take_place, target_folder, work_folder
+from equimoe.hub.exporting.target import PROGRESS, discard, take_place, target_folder, work_folder
 from equimoe.hub.exporting.through_torch import missing_library
 from equimoe.hub.exporting.verify import JAX_ONLY, verify
 from equimoe.hub.format.manifest import FORMAT, MANIFEST, VERSION, whole_export
 from equimoe.hub.format.model_files import INDEX, read_json
 from equimoe.hub.format.safetensors_writer import write_safetensors
+from equimoe.hub.new_folder import is_free
 from equimoe.recipe import Recipe
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.recipe.trajectory import refuse_edited
@@ -114,10 +115,10 @@ def export(
                 run, recipe, provenance, tokenizer, steps=source["steps"], dtype=_TORCH_NAMES[dtype], licence=license
             )
         job = _Job(recipe, checkpoints, source, shards, {**_index(shards), **small}, verified, log)
-        if not is_free(folder):
+        if not is_free(folder, "out"):
             return _existing(folder, job)
         with work_folder(folder, log) as work:
-            if not is_free(folder):  # another process came to its end before we held the lock
+            if not is_free(folder, "out"):  # another process came to its end before we held the lock
                 shutil.rmtree(work)
                 return _existing(folder, job)
             manifest = _write(work, job)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from equimoe.errors import EquimoeError
 from equimoe.files import LOCK, expanded, give_name, locked_folder
-from equimoe.recipe.run_folder import LONGEST_NAME
+from equimoe.hub.new_folder import new_folder
 
-__all__ = ["PROGRESS", "discard", "is_free", "take_place", "target_folder", "work_folder"]
+__all__ = ["PROGRESS", "discard", "take_place", "target_folder", "work_folder"]
 
 PROGRESS = "progress.json"  # which shards are complete; it is there from the first one on
 PREFIX = ".export-"
@@ -22,65 +22,16 @@ Log = Callable[[str], None]
 
 def target_folder(out: str | Path, run: Path) -> Path:
     """The folder that `out` means, `~` and links resolved. EquimoeError where no export of `run` can stand."""
-    shown = str(out)
-    if "\0" in shown or not shown:
-        raise EquimoeError("out", "must be a path", "Name a new folder", value=shown)
-    given = expanded(out)
-    if str(given).startswith("~"):
-        raise EquimoeError("out", "begins with ~ and a user that is not here", "Write the path out", value=shown)
-    if any(len(os.fsencode(part)) > LONGEST_NAME for part in given.parts):
-        raise EquimoeError("out", f"its names have at most {LONGEST_NAME} bytes", "Shorten it", value=_cut(shown))
-    if os.path.islink(given) and not os.path.exists(given):
-        raise EquimoeError("out", "is a link to what is not there", "Remove the link, or make its target", value=shown)
-    try:
-        folder = given.resolve()
-    except (OSError, RuntimeError) as error:
-        raise EquimoeError(
-            "out", f"must be a path that can be followed, but: {error}", "Check it", value=shown
-        ) from None
-    _refuse_places(folder, run.resolve(), shown)
-    longest = LONGEST_NAME - len(PREFIX)
-    if len(os.fsencode(folder.name)) > longest:
-        raise EquimoeError(
-            "out", f"its last part has at most {longest} bytes", "Choose a shorter name", value=_cut(folder.name)
-        )
-    return folder
-
-
-def _refuse_places(folder: Path, run: Path, shown: str) -> None:
-    if os.path.exists(folder) and not os.path.isdir(folder):
-        raise EquimoeError("out", "must be a new or empty folder, this is a file", "Choose another name", value=shown)
+    folder, run = new_folder(out, "out", PREFIX), run.resolve()
     kept = run / "checkpoints"
     if folder == run or folder == kept or kept in folder.parents:
         raise EquimoeError(
             "out",
             "must not be the run itself nor lie in its checkpoints, where a training run tidies up",
             "Choose a folder outside",
-            value=shown,
+            value=str(out),
         )
-    if not os.path.isdir(folder) or not is_free(folder):
-        return
-    if os.path.ismount(folder):
-        raise EquimoeError(
-            "out",
-            "is where a disk is mounted, and a finished folder cannot take that place",
-            "Name a folder inside it",
-            value=shown,
-        )
-    if folder == Path.cwd():
-        raise EquimoeError(
-            "out", "is the folder you are in, which would be replaced", "Name a folder inside it", value=shown
-        )
-
-
-def is_free(folder: Path) -> bool:
-    """Whether nothing is there, or an empty folder."""
-    try:
-        return not os.path.exists(folder) or not any(folder.iterdir())
-    except OSError as error:
-        raise EquimoeError(
-            "out", f"must be readable, but: {error}", "Fix the permissions", value=str(folder)
-        ) from error
+    return folder
 
 
 def discard(out: Path) -> None:
@@ -134,7 +85,3 @@ def take_place(work: Path, out: Path) -> None:
     if out.is_dir():
         shutil.copymode(out, work)
     give_name(work, out)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) < 80 else f"{text[:60]}..."
