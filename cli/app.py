@@ -17,6 +17,7 @@ import typer
 from equimoe import __version__
 from equimoe.cli import bench, data, recipes, train, weights
 from equimoe.cli.allocator import start_again_with_settings
+from equimoe.cli.arguments import hide_progress
 from equimoe.errors import EquimoeError
 
 __all__ = ["app", "console", "main"]
@@ -69,6 +70,8 @@ def console() -> None:
 
 def main() -> None:
     """Run the command line in this process."""
+    if not sys.stderr.isatty():
+        hide_progress()
     try:
         app()
     except EquimoeError as error:

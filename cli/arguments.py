@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -17,6 +18,7 @@ __all__ = [
     "Source",
     "Step",
     "data_overrides",
+    "hide_progress",
     "runs_here",
 ]
 
@@ -71,7 +73,14 @@ def data_overrides(paths: list[str] | None) -> list[str]:
     return [f"data.path={each}" for each in paths or ()]
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the facts as one JSON object.")]
+def hide_progress(hidden: bool = True) -> bool:
+    """No bars of huggingface_hub, which reads this when it is first imported; who has set it otherwise keeps them."""
+    if hidden:
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    return hidden
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the facts as one JSON object.", callback=hide_progress)]
 Step = Annotated[int | None, typer.Option(help="The checkpoint of a run.", show_default="the newest")]
 Revision = Annotated[
     str | None,

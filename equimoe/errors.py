@@ -20,6 +20,10 @@ class EquimoeError(Exception):
         listed = "".join(f"\n  - {line}" for line in problems) + "\n" if problems else ". "
         super().__init__(f"{subject}{shown}: {rule}{listed}{remedy}")
 
+    def and_kept(self, what: str) -> EquimoeError:
+        """The same error, with a remedy that also says what was kept."""
+        return EquimoeError(self.subject, self.rule, f"{self.remedy}; {what}", value=self.value, problems=self.problems)
+
 
 class Problems:
     """Collects broken rules; `raise_if_any` raises them all at once.

@@ -223,8 +223,9 @@ def reads_as_hub_id(name: str) -> bool:
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether `name` is of the form org/name."""
-    return re.fullmatch(f"{_NAME}/{_NAME}", name) is not None
+    """Whether `name` is of the form org/name, as the Hub's client takes it."""
+    fits = re.fullmatch(f"{_NAME}/{_NAME}", name) is not None and all(len(part) <= 96 for part in name.split("/"))
+    return fits and not ("--" in name or ".." in name or name.endswith(("-", ".", ".git")))
 
 
 def pinned_tokenizer(name: str) -> str:

@@ -6,6 +6,7 @@ Config, counts, and every tensor's name, shape and kind from header bytes alone 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,11 +18,13 @@ import numpy as np
 from equimoe.config import ModelConfig
 from equimoe.counting import Counts, counts
 from equimoe.errors import EquimoeError
+from equimoe.files import expanded
 from equimoe.hub.format.model_files import belongs
 from equimoe.hub.format.safetensors_files import open_folder
 from equimoe.hub.format.tensors import Described, check_tensors, has_stacked_experts
 from equimoe.hub.load import read_config
-from equimoe.hub.remote.snapshot import fetch, remote_tensors, small_files, snapshot_or_cached
+from equimoe.hub.remote.headers import remote_tensors
+from equimoe.hub.remote.snapshot import fetch, small_files, snapshot_or_cached
 from equimoe.parallel.capabilities import device_memory_bytes
 from equimoe.plan.loading import LoadingNeeds, loading_needs, smallest_machine
 from equimoe.plan.working_set import GIB
@@ -77,12 +80,12 @@ class Inspection:
 
 def inspect(src: str | Path, *, revision: str | None = None, step: int | None = None) -> Inspection:
     """Look at a run's folder, a model's folder, or a Hub id (`hub.source.find_source` resolves names of runs)."""
-    folder = Path(src)
-    if (folder / "recipe.json").is_file():
+    folder = expanded(src)
+    if os.path.isfile(folder / "recipe.json"):
         return _of_run(folder, step)
     if step is not None:
         raise EquimoeError("step", "only a run has several, this is a model", "Leave it out", value=step)
-    if folder.is_dir():
+    if os.path.isdir(folder):
         return _of_folder(folder)
     return _of_repository(str(src), revision)
 

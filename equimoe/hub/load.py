@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -13,11 +16,10 @@ from equimoe.files import expanded
 from equimoe.hub.format.config_json import config_from_json, schema_of
 from equimoe.hub.format.model_files import CONFIG, check_folder, read_json
 from equimoe.hub.format.safetensors_files import open_folder
-from equimoe.hub.format.tensors import check_tensors, read_tensors
+from equimoe.hub.format.tensors import Described, check_tensors, read_tensors
+from equimoe.hub.remote.headers import remote_tensors
 from equimoe.hub.remote.snapshot import (
-    Snapshot,
     fetch,
-    remote_tensors,
     small_files,
     snapshot_or_cached,
     weight_files,
@@ -61,7 +63,7 @@ def local_folder(src: str | Path, revision: str | None = None, *, force: bool = 
     model must fit here (unless `force`). Without the Hub, what was fetched before is taken, and that is said.
     """
     folder = expanded(src)
-    if folder.is_dir():
+    if os.path.isdir(folder):  # which takes any name, also one that no file system does
         return folder
     if not (isinstance(src, str) and is_hub_id(src)):
         raise EquimoeError(
@@ -74,16 +76,21 @@ def local_folder(src: str | Path, revision: str | None = None, *, force: bool = 
     if isinstance(snapshot, Path):
         return snapshot
     small = fetch(snapshot, small_files(snapshot))
-    refuse_before_fetching(snapshot, small, force=force)
+    refuse_before_fetching(snapshot.name, small, partial(remote_tensors, snapshot, small), force=force)
     return fetch(snapshot, weight_files(snapshot, small))
 
 
-def refuse_before_fetching(snapshot: Snapshot, small: Path, *, force: bool = False) -> None:
-    """EquimoeError for tensors that are not those of the config, or for a model that does not fit (unless `force`)."""
+def refuse_before_fetching(
+    name: str, small: Path, tensors: Callable[[], Mapping[str, Described]], *, force: bool = False
+) -> None:
+    """EquimoeError for tensors that are not those of the config, or for a model that does not fit (unless `force`).
+
+    `small` holds config.json, and `tensors` looks at the headers, once that is understood.
+    """
     config, schema = read_config(small)
-    check_tensors(remote_tensors(snapshot, small), describe(config), schema=schema)
+    check_tensors(tensors(), describe(config), schema=schema)
     if not force:
-        refuse_if_it_does_not_fit(config, device_memory_bytes(), snapshot.name)
+        refuse_if_it_does_not_fit(config, device_memory_bytes(), name)
 
 
 def read_config(folder: Path) -> tuple[ModelConfig, int]:

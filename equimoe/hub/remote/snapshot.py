@@ -1,4 +1,4 @@
-"""A model of the Hub at one commit, to be read: what it holds, its tensors from header bytes alone, and fetching it.
+"""A model of the Hub at one commit, to be read: what it holds, and fetching it.
 
 Only data is asked for, by name, and never code. `huggingface_hub` fetches (in parallel, and going on where it was cut
 off) into its own cache; it compares sizes only, so each file is then hashed and compared with what the Hub lists for
@@ -10,17 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from equimoe.data.hub_files import HubPath, hub_errors, read_url
+from equimoe.data.hub_files import HubPath, hub_errors
 from equimoe.errors import EquimoeError, first_line
-from equimoe.files import cache_folder, write_file
+from equimoe.files import cache_folder, is_of_the_disk, write_file
 from equimoe.hub.format.model_files import (
     CONFIG,
     INDEX,
@@ -31,27 +32,31 @@ from equimoe.hub.format.model_files import (
     check_size,
     read_json,
 )
-from equimoe.hub.format.safetensors_files import dtype_of_kind, read_weight_map
-from equimoe.hub.remote.repository import Blob, address, listed, passes, patiently
+from equimoe.hub.format.safetensors_files import read_weight_map
+from equimoe.hub.remote.repository import Blob, listed, passes, patiently
 
 __all__ = [
-    "RemoteTensor",
     "Snapshot",
     "Unreachable",
+    "asked_again",
     "cache_of",
     "cached_folder",
+    "cached_snapshot",
     "commit_of",
     "fetch",
     "find_snapshot",
     "is_whole",
-    "remote_tensors",
     "small_files",
     "snapshot_or_cached",
+    "take_cached",
     "weight_files",
 ]
 
 _WAITS_SECONDS = (1.0, 4.0)  # before the second and the third try of what the client does not try again by itself
+_OID = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 _LOG = logging.getLogger("equimoe")
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -65,19 +70,6 @@ class Snapshot:
     @property
     def path(self) -> HubPath:
         return HubPath(self.name, self.commit)
-
-
-@dataclass(frozen=True)
-class RemoteTensor:
-    """What a header says of a tensor that was not fetched."""
-
-    file: str
-    shape: tuple[int, ...]
-    kind: str
-
-    @property
-    def dtype(self) -> Any:
-        return dtype_of_kind(self.kind)
 
 
 def find_snapshot(name: str, revision: str | None = None, *, patient: bool = True) -> Snapshot:
@@ -104,8 +96,13 @@ def find_snapshot(name: str, revision: str | None = None, *, patient: bool = Tru
     return Snapshot(name, commit, files)
 
 
+def asked_again(work: Callable[[], Result]) -> Result:
+    """What `work`, which only reads, returns; failures that pass are said and tried again."""
+    return patiently(work, _LOG.warning, _WAITS_SECONDS)
+
+
 def cached_folder(name: str, revision: str | None = None) -> Path | None:
-    """The folder of the Hub's cache for this revision, if it was fetched before, in part at least. No network."""
+    """The folder of the Hub's cache for this revision, if all of its weights were fetched before. No network."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -113,7 +110,17 @@ def cached_folder(name: str, revision: str | None = None) -> Path | None:
         folder = HfApi().snapshot_download(name, revision=revision, local_files_only=True, allow_patterns=[CONFIG])
     except (LocalEntryNotFoundError, HfHubHTTPError):
         return None
-    return Path(folder) if (Path(folder) / CONFIG).is_file() else None
+    return Path(folder) if _has_weights(Path(folder)) else None
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether no file is missing; what was fetched before the small files were complete holds no weights at all."""
+    weights = {path.name for path in folder.glob(f"*{WEIGHTS}") if path.is_file()}
+    try:
+        wanted = set(read_weight_map(folder / INDEX).values()) if (folder / INDEX).exists() else set()
+    except EquimoeError:  # said when it is fetched
+        return False
+    return (folder / CONFIG).is_file() and bool(weights) and wanted <= weights
 
 
 def snapshot_or_cached(name: str, revision: str | None = None) -> Snapshot | Path:
@@ -128,37 +135,19 @@ def snapshot_or_cached(name: str, revision: str | None = None) -> Snapshot | Pat
         return before
 
 
+def cached_snapshot(name: str, folder: Path) -> Snapshot:
+    """What `cached_folder` found, as the Hub listed it: its cache names the content of a file by its hash."""
+    files = {}
+    for path in folder.iterdir():
+        oid = path.resolve().name
+        if belongs(path.name) and _OID.fullmatch(oid):
+            files[path.name] = Blob(path.stat().st_size, oid, is_lfs=len(oid) == 64)
+    return Snapshot(name, folder.name, files)
+
+
 def commit_of(folder: Path) -> str | None:
     """The commit of a folder of the Hub's cache; None for another folder."""
     return folder.name if folder.parent.name == "snapshots" else None
-
-
-def remote_tensors(snapshot: Snapshot, small: Path) -> dict[str, RemoteTensor]:
-    """Every tensor of the repository by its name, from headers: one or two requests a file. `small`: its small files.
-
-    A header that does not cover its file exactly is refused.
-    """
-    from huggingface_hub import HfApi
-
-    weight_map = read_weight_map(small / INDEX) if INDEX in snapshot.files else None
-    found: dict[str, RemoteTensor] = {}
-    parse = HfApi().parse_safetensors_file_metadata
-    for name in weight_files(snapshot, small):
-        with hub_errors(snapshot.path, "src"):
-            header = patiently(
-                partial(parse, snapshot.name, name, revision=snapshot.commit), _LOG.warning, _WAITS_SECONDS
-            )
-            length = patiently(partial(_header_length, snapshot, name), _LOG.warning, _WAITS_SECONDS)
-        _check_header(name, header.tensors, length, snapshot)
-        for tensor, entry in header.tensors.items():
-            if tensor in found or (weight_map is not None and weight_map.get(tensor) != name):
-                raise EquimoeError(
-                    tensor, f"stands in {name}, and the index or another file says otherwise", "Tell its author"
-                )
-            found[tensor] = RemoteTensor(name, tuple(entry.shape), str(entry.dtype))
-    if weight_map is not None and (gone := sorted(weight_map.keys() - found.keys())):
-        raise EquimoeError(INDEX, f"names tensors that are not there: {', '.join(gone[:5])}", "Tell its author")
-    return found
 
 
 def small_files(snapshot: Snapshot) -> list[str]:
@@ -179,56 +168,18 @@ def weight_files(snapshot: Snapshot, small: Path) -> list[str]:
     return sorted(named)
 
 
-def _header_length(snapshot: Snapshot, name: str) -> int:
-    """Bytes of a file's header, which stand in its first eight; the client does not tell."""
-    from huggingface_hub import HfApi
-
-    return int.from_bytes(read_url(address(HfApi(), snapshot.name, name, snapshot.commit), 0, 8)[:8], "little")
-
-
-def _check_header(name: str, tensors: Mapping[str, Any], length: int, snapshot: Snapshot) -> None:
-    """EquimoeError if tensors overlap, leave gaps, or end before or after the file's own size could hold them."""
-    ends = 0
-    for entry in sorted(tensors.values(), key=lambda entry: tuple(entry.data_offsets)):
-        begin, end = entry.data_offsets
-        dtype, numbers = dtype_of_kind(str(entry.dtype)), math.prod(entry.shape)
-        wrong_size = not dtype.hasobject and end - begin != numbers * dtype.itemsize
-        if begin != ends or end < begin or any(length < 0 for length in entry.shape) or wrong_size:
-            raise EquimoeError(name, "has a header that lies about its tensors", "Do not use it", value=str(entry)[:99])
-        ends = end
-    if snapshot.files[name].size != 8 + length + ends:
-        raise EquimoeError(
-            name,
-            f"has a header that promises {ends:,} bytes of tensors",
-            "It is cut off, or lies: do not use it",
-            value=f"{snapshot.files[name].size:,} bytes",
-        )
-
-
 def fetch(snapshot: Snapshot, names: Iterable[str], *, into: Path | None = None) -> Path:
-    """The folder with these files, whole and checked: of the Hub's cache, or the given one (files, no links)."""
-    from huggingface_hub import HfApi
+    """The folder with these files, whole and checked: of the Hub's cache, or the given one (files, no links).
 
-    wanted = sorted(names)
-
-    def download(which: list[str], again: bool) -> Path:
-        fetched = partial(
-            HfApi().snapshot_download,
-            snapshot.name,
-            revision=snapshot.commit,
-            allow_patterns=which,  # plain names, see `belongs`: nothing that a pattern could widen
-            local_dir=into,
-            force_download=again,
-        )
-        with hub_errors(snapshot.path, "src"):
-            return Path(patiently(fetched, _LOG.warning, _WAITS_SECONDS))
-
-    folder = download(wanted, again=False)
+    The Hub is asked only for what is not there, so that a model that is shows no progress and needs no network.
+    """
+    folder = cache_of(snapshot) if into is None else into
     known = _Known(snapshot, folder)
-    wrong = [name for name in wanted if not known.is_right(name)]
-    if wrong:
-        download(wrong, again=True)
-        wrong = [name for name in wrong if not known.is_right(name)]
+    wrong = known.wrong(names)
+    for again in (False, True):
+        if wrong:
+            _download(snapshot, wrong, into, again=again)
+            wrong = known.wrong(wrong)
     known.keep()
     if wrong:
         for name in wrong:
@@ -243,19 +194,78 @@ def fetch(snapshot: Snapshot, names: Iterable[str], *, into: Path | None = None)
     return folder
 
 
+def take_cached(snapshot: Snapshot, names: Iterable[str], *, into: Path | None = None) -> Path:
+    """`fetch` without the Hub: from its cache alone, every file hashed; into the given folder as copies."""
+    names, cached = sorted(names), cache_of(snapshot)
+    known = _Known(snapshot, cached)
+    if wrong := known.wrong(names):
+        raise EquimoeError(
+            "src",
+            f"was fetched before, but {', '.join(wrong[:4])} in {cached} is not as the Hub listed it",
+            "Run it again with a network, which fetches that anew",
+            value=str(snapshot.path),
+        )
+    known.keep()
+    if into is None:
+        return cached
+    for name in _Known(snapshot, into).wrong(names):
+        shutil.copyfile(cached / name, into / name)
+    if wrong := _Known(snapshot, into).wrong(names):
+        raise EquimoeError(
+            "disk", f"gave other bytes of {', '.join(wrong[:4])} than were copied", "Check it", value=str(into)
+        )
+    return into
+
+
+def _download(snapshot: Snapshot, names: list[str], into: Path | None, *, again: bool) -> None:
+    """Let the client fetch these files; `again`: also those that are there."""
+    from huggingface_hub import HfApi
+
+    fetched = partial(
+        HfApi().snapshot_download,
+        snapshot.name,
+        revision=snapshot.commit,
+        allow_patterns=names,  # plain names, see `belongs`: nothing that a pattern could widen
+        local_dir=into,
+        force_download=again,
+    )
+    with hub_errors(snapshot.path, "src"), _disk_apart(into):
+        asked_again(fetched)
+
+
+@contextmanager
+def _disk_apart(into: Path | None) -> Iterator[None]:
+    """What the disk refuses is not the Hub's fault."""
+    try:
+        yield
+    except OSError as error:
+        if not is_of_the_disk(error):
+            raise
+        place, remedy = into, "Free some space or fix the permissions, and give the same command again"
+        if into is None:
+            place, remedy = _cache(), f"{remedy}, or set HF_HOME to another folder"
+        raise EquimoeError(
+            "folder", f"must be writable and have room, but: {error.strerror}", remedy, value=str(place)
+        ) from error
+
+
 def cache_of(snapshot: Snapshot) -> Path:
     """Where the Hub's cache puts the files of this commit."""
-    from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
     folder = repo_folder_name(repo_id=snapshot.name, repo_type="model")
-    return Path(constants.HF_HUB_CACHE) / folder / "snapshots" / snapshot.commit
+    return _cache() / folder / "snapshots" / snapshot.commit
+
+
+def _cache() -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE).expanduser().resolve()
 
 
 def is_whole(snapshot: Snapshot, names: Iterable[str], folder: Path) -> bool:
     """Whether a folder holds all these files as the Hub lists them."""
-    known = _Known(snapshot, folder)
-    return all(known.is_right(name) for name in names)
+    return not _Known(snapshot, folder).wrong(names)
 
 
 class _Known:
@@ -273,7 +283,11 @@ class _Known:
         except EquimoeError:
             self._seen = {}
 
-    def is_right(self, name: str) -> bool:
+    def wrong(self, names: Iterable[str]) -> list[str]:
+        """Those of these files that are not there, or are others; sorted."""
+        return [name for name in sorted(names) if not self._is_right(name)]
+
+    def _is_right(self, name: str) -> bool:
         path, blob = self._folder / name, self._files[name]
         if not path.is_file():
             return False
@@ -286,7 +300,8 @@ class _Known:
         return True
 
     def keep(self) -> None:
-        write_file(self._record, [json.dumps(self._seen).encode()])
+        with suppress(OSError):  # of a cache that cannot be written: they are hashed again the next time
+            write_file(self._record, [json.dumps(self._seen).encode()])
 
 
 def _remove(path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 import struct
 from types import SimpleNamespace
 
@@ -17,7 +19,7 @@ import equimoe
 from equimoe.errors import EquimoeError
 from equimoe.hub.exporting.export import export
 from equimoe.hub.inspect import inspect, refuse_problems, report
-from equimoe.hub.remote import repository
+from equimoe.hub.remote import headers, repository, snapshot
 from equimoe.hub.remote.download import download
 from equimoe.model.init import leaves_by_path
 
@@ -56,15 +58,16 @@ def fetched(hub):
     return {path.rsplit("/", 1)[1] for method, path, _ in hub.asked if method == "GET" and "/resolve/" in path}
 
 
-def test_load_takes_data_only_and_a_second_load_nothing(tiny, pushed, exported):
+def test_load_takes_data_only_and_a_second_load_nothing(tiny, pushed, exported, monkeypatch):
     model, tokenizer = equimoe.load(REPO)
     assert_right(tiny, model)
     assert tokenizer.encode("the router") == equimoe.load(tiny.run)[1].encode("the router")
     data = {name for name in exported if name.endswith((".safetensors", ".json")) and name != "manifest.json"}
     assert fetched(pushed) == data
     before = pushed.count("GET", "/resolve/.*safetensors$")
+    monkeypatch.setattr(snapshot, "_download", pytest.fail)  # the client, which would draw its bars
     equimoe.load(REPO)
-    headers = 2 * sum(name.startswith("model-") for name in exported)  # each and its length
+    headers = sum(name.startswith("model-") for name in exported)
     assert pushed.count("GET", "/resolve/.*safetensors$") == before + headers  # looked at again, not fetched again
 
 
@@ -112,8 +115,8 @@ def test_what_passes_is_right_in_the_end(tiny, pushed, fault, tmp_path):
 
 
 def corrupted(hub, times):
-    """Wrong bytes of the right size from the third request on: the first two ask for the header."""
-    hub.faults.append(Fault("GET", SHARD, "nothing", times=2))
+    """Wrong bytes of the right size from the second request on: the first asks for the header."""
+    hub.faults.append(Fault("GET", SHARD, "nothing"))
     hub.faults.append(Fault("GET", SHARD, "corrupt", times=times))
 
 
@@ -160,14 +163,14 @@ def test_a_private_one_is_for_those_who_are_logged_in(tiny, pushed, monkeypatch)
 
 def test_a_killed_download_goes_on(tiny, pushed, tmp_path):
     """What was there is not fetched again; the folder gets its name once."""
-    pushed.faults += [Fault("GET", "model-00002-of", "nothing", times=2), Fault("GET", "model-00002-of", 403, times=9)]
+    pushed.faults += [Fault("GET", "model-00002-of", "nothing"), Fault("GET", "model-00002-of", 403, times=9)]
     with pytest.raises(EquimoeError):
         download(REPO, tmp_path / "here")
     there = pushed.count("GET", SHARD)
     pushed.faults.clear()
     lines = []
     folder = download(REPO, tmp_path / "here", log=lines.append).folder
-    assert pushed.count("GET", SHARD) == there + 2  # its header, and how long it is
+    assert pushed.count("GET", SHARD) == there + 1  # its header
     assert_right(tiny, equimoe.load(folder)[0])
     assert not any(p.is_symlink() for p in folder.rglob("*")) and not (folder / ".cache").exists()
     assert download(REPO, tmp_path / "here", log=lines.append).folder == folder
@@ -175,6 +178,94 @@ def test_a_killed_download_goes_on(tiny, pushed, tmp_path):
     (folder / "config.json").write_text("{}")
     with pytest.raises(EquimoeError, match="never overwrites"):
         download(REPO, tmp_path / "here")
+
+
+def test_what_a_failed_download_keeps_is_said_and_used(tiny, pushed, tmp_path):
+    """A shard was fetched: the next try goes on, in its place. Nothing was: nothing is left."""
+    pushed.faults += [Fault("GET", "model-00002-of", "nothing"), Fault("GET", "model-00002-of", 403, times=9)]
+    kept = rf"the same command once more: it goes on with what was fetched, kept in {tmp_path}/\.download-here$"
+    with pytest.raises(EquimoeError, match=kept):
+        download(REPO, tmp_path / "here")
+    (tmp_path / ".download-here" / "model-00009-of-00009.safetensors").write_text("of another revision")
+    pushed.faults.clear()
+    assert_right(tiny, equimoe.load(download(REPO, tmp_path / "here").folder)[0])
+    assert not list((tmp_path / "here").glob("model-00009*")) and not (tmp_path / ".download-here").exists()
+    pushed.faults += [Fault("GET", f"/resolve/.*{name}$", 403, times=99) for name in ("json", SHARD)]
+    with pytest.raises(EquimoeError) as caught:
+        download(REPO, tmp_path / "there")
+    assert "kept" not in str(caught.value) and not list(tmp_path.glob("*there"))
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(pushed, tmp_path):
+    (tmp_path / ".download-here").mkdir()
+    (tmp_path / ".download-here" / "mine").touch()
+    with pytest.raises(EquimoeError, match="holds something else. Move that away"):
+        download(REPO, tmp_path / "here")
+    assert (tmp_path / ".download-here" / "mine").exists()
+
+
+def without_hub(hub):
+    hub.faults.append(Fault("GET", "/api/", 503, times=999))
+
+
+def test_without_the_hub_download_takes_what_is_whole_in_its_cache(tiny, pushed, tmp_path, caplog):
+    commit = download(REPO).commit
+    without_hub(pushed)
+    before = pushed.count("GET", "/resolve/")
+    with caplog.at_level(logging.WARNING, "equimoe"):
+        assert download(REPO).commit == commit
+        found = download(REPO, tmp_path / "here")
+    assert caplog.text.count("the Hub cannot be asked for lab/small; taking what was fetched before") == 2
+    assert_right(tiny, equimoe.load(found.folder)[0])
+    assert found.commit == commit and not any(path.is_symlink() for path in found.folder.iterdir())
+    assert download(REPO, tmp_path / "here").folder == found.folder  # it is there already
+    assert pushed.count("GET", "/resolve/") == before
+
+
+def test_without_the_hub_what_is_damaged_or_not_whole_in_its_cache_is_refused(pushed, tmp_path):
+    shard = next(download(REPO).folder.glob("model-00001*"))
+    without_hub(pushed)
+    raw = bytearray(shard.read_bytes())
+    raw[-1] ^= 1
+    shard.resolve().write_bytes(raw)
+    with pytest.raises(EquimoeError, match=f"fetched before, but {shard.name} in .* is not as the Hub listed it"):
+        download(REPO, tmp_path / "here")
+    shard.unlink()
+    for act in (download, equimoe.load):
+        with pytest.raises(EquimoeError, match="could not be looked up on the Hub"):
+            act(REPO)
+    assert not list(tmp_path.glob("*here"))
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("", r"out \(''\): must be a path"),
+        ("x" * 246, "its last part has at most 245 bytes"),
+        ("d/" * 2500 + "x", "its whole path has at most 3841 bytes"),
+        ("file", "this is a file"),
+    ],
+)
+def test_places_for_a_download_are_refused_before_the_hub_is_asked(pushed, tmp_path, monkeypatch, out, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(EquimoeError, match=message):
+        download(REPO, out)
+    assert pushed.asked == []
+
+
+@pytest.mark.parametrize("arguments", [("params", "tiny"), ("params", "tiny", "--json")])
+def test_bars_are_hidden_with_json_and_where_there_is_no_terminal(monkeypatch, capsys, arguments):
+    from equimoe.cli import app
+
+    for terminal, hidden in ((False, "1"), (True, "1" if "--json" in arguments else None)):
+        monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "")
+        monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS")
+        monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal, raising=False)
+        monkeypatch.setattr("sys.argv", ["equimoe", *arguments])
+        with pytest.raises(SystemExit):
+            app.main()
+        assert os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS") == hidden
 
 
 def test_inspect_reads_headers_only(tiny, pushed, exported):
@@ -188,7 +279,9 @@ def test_inspect_reads_headers_only(tiny, pushed, exported):
         tiny.recipe.model.expert_input_size,
     )
     ranges = [r for method, path, r in pushed.asked if path.endswith(".safetensors") and method == "GET"]
-    assert ranges and set(ranges) == {"bytes=0-100000", "bytes=0-7"}  # as the client asks; these files are smaller
+    assert ranges and ranges == [
+        f"bytes=0-{sizes[name] - 1}" for name in sorted(sizes) if name.endswith(".safetensors")
+    ]
     assert json.loads(json.dumps(found.to_dict()))["counts"]["total"] == found.counts.total
     assert any("fits" in line for line in report(found))
 
@@ -233,23 +326,50 @@ def negative(header):
     header[name]["shape"] = [-1, *header[name]["shape"][1:]]
 
 
-@pytest.mark.parametrize("lie", [grown, overlapping, negative])
-def test_a_header_that_lies_is_refused_on_the_hub(pushed, exported, lie):
+def untold(header):
+    header["model.norm.weight"] = {"dtype": "F32"}
+
+
+def with_header(raw: bytes, header: bytes) -> bytes:
+    return struct.pack("<Q", len(header)) + header
+
+
+DAMAGES = [
+    (lambda raw: remade(raw, grown), "it lies about where model.norm.weight is"),
+    (lambda raw: remade(raw, overlapping), "it lies about where "),
+    (lambda raw: remade(raw, negative), "it lies about where "),
+    (lambda raw: remade(raw, untold), "it does not describe tensors by dtype, shape and data_offsets"),
+    (lambda raw: with_header(raw, b'"text"'), "it does not describe tensors"),
+    (lambda raw: with_header(raw, b"{garbage"), "it is no readable JSON"),
+    (lambda raw: with_header(raw, b"[" * 100_000), "it is no readable JSON"),
+    (lambda raw: with_header(raw, b'{"a": {}, "a": {}}'), "it is no readable JSON"),
+    (
+        lambda raw: struct.pack("<Q", 100 << 30) + raw[8:],
+        r"it would have 107,374,182,400 bytes, and the file has [\d,]+",
+    ),
+    (lambda raw: raw[:200], "it would have [\\d,]+ bytes, and the file has 200"),
+    (lambda raw: b"", "the file has 0 bytes, too few for one"),
+    (lambda raw: raw[:-64], r"it promises [\d,]+ bytes of tensors, and the file has [\d,]+"),
+    (lambda raw: raw + b"x" * 64, r"it promises [\d,]+ bytes of tensors, and the file has [\d,]+"),
+]
+
+
+@pytest.mark.parametrize(("damage", "why"), DAMAGES, ids=range(len(DAMAGES)))
+def test_a_damaged_header_is_called_that_and_not_a_network(pushed, exported, damage, why):
     name = next(n for n in exported if n.endswith(".safetensors") and b"model.norm.weight" in exported[n])
-    pushed.push(REPO, {**exported, name: remade(exported[name], lie)}, "model")
+    pushed.push(REPO, {**exported, name: damage(exported[name])}, "model")
     for act in (inspect, equimoe.load, download):
-        with pytest.raises(EquimoeError, match="header that|is not a whole safetensors"):
+        with pytest.raises(EquimoeError, match=rf"{name}: has a damaged header in hf://{REPO}@\w+: {why}") as caught:
             act(REPO)
+        assert "\n" not in str(caught.value) and "network" not in str(caught.value)
 
 
-def test_a_header_of_100_gigabytes_and_a_cut_off_file(pushed, exported):
-    name = next(n for n in sorted(exported) if n.endswith(".safetensors"))
-    whole = exported[name]
-    for raw in (struct.pack("<Q", 100 << 30) + whole[8:], whole[:200], b"", whole[:-64], whole + b"x" * 64):
-        pushed.push(REPO, {**exported, name: raw}, "model")
-        with pytest.raises(EquimoeError) as caught:
-            equimoe.load(REPO)
-        assert "\n" not in str(caught.value)
+def test_a_large_header_is_asked_for_in_two_parts(pushed, exported, monkeypatch):
+    monkeypatch.setattr(headers, "_FIRST_BYTES", 100)
+    assert inspect(REPO).problems == ()
+    ranges = [r for _, path, r in pushed.asked if re.search(SHARD, path) and r]
+    length = int.from_bytes(next(raw for name, raw in exported.items() if re.match(SHARD, name))[:8], "little")
+    assert ranges == ["bytes=0-99", f"bytes=100-{8 + length - 1}"]
 
 
 def test_names_on_the_hub_that_lead_out_are_never_asked_for(pushed, exported):
@@ -281,14 +401,17 @@ def test_what_does_not_fit_is_refused_with_the_hardware_that_does(tiny, pushed, 
 def test_no_room_on_the_disk_is_said_before_anything_is_fetched(pushed, tmp_path, monkeypatch):
     from equimoe.hub.remote import download as module
 
-    monkeypatch.setattr(module, "shutil", SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=1000)))
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     for out in (None, tmp_path / "here"):
         with pytest.raises(EquimoeError, match=r"disk: must have \d+,\d+ bytes for lab/small, and 1,000 are free"):
             download(REPO, out)
-    assert not (tmp_path / "here").exists()
+    assert not list(tmp_path.glob("*here"))
 
 
-@pytest.mark.parametrize("name", ["lab", "../x", "lab/small/x", "hf://lab/small", "", "lab/sm all"])
+@pytest.mark.parametrize(
+    "name",
+    ["lab", "lab/a--b", "lab/x.git", "lab/" + "x" * 97, "../x", "lab/small/x", "hf://lab/small", "", "lab/sm all"],
+)
 def test_what_is_no_name_of_the_hub(hub, name):
     with pytest.raises(EquimoeError, match="repo .*must be a model's id"):
         download(name)
