@@ -11,6 +11,7 @@ __all__ = [
     "AsJson",
     "DataPaths",
     "Force",
+    "ForceFetch",
     "Overrides",
     "Recipe",
     "Revision",
@@ -86,4 +87,8 @@ Revision = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Of a Hub id: a branch, tag or commit.", show_default="its main branch"),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Also if the weights exceed the memory of a device here.")]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Also if the weights exceed the memory of a device here, or hold NaN or infinity."),
+]
+ForceFetch = Annotated[bool, typer.Option("--force", help="Also if the weights exceed the memory of a device here.")]

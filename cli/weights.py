@@ -11,6 +11,7 @@ from equimoe.cli.arguments import (
     AsJson,
     DataPaths,
     Force,
+    ForceFetch,
     Overrides,
     Revision,
     Run,
@@ -126,7 +127,7 @@ def download(
         str | None, typer.Argument(metavar="OUT", help="A new folder.", show_default="the Hub's cache")
     ] = None,
     revision: Revision = None,
-    force: Force = False,
+    force: ForceFetch = False,
     as_json: AsJson = False,
 ) -> None:
     """Fetch a model from the Hub: looked at first, then whole, every byte compared with what the Hub lists. No code.

@@ -152,6 +152,10 @@ class Hub:
         token = {"type": "access_token", "accessToken": {"displayName": "test", "role": "write"}}
         return as_json({"type": "user", "name": NAMESPACES[0], "orgs": [{"name": NAMESPACES[1]}], "auth": token})
 
+    def auth_check(self, request: Request, kind: str, name: str) -> Answer:
+        found = self._find(request, kind, name, "main")
+        return found if isinstance(found, Answer) else self._may_not_write(request, name) or Answer(200)
+
     def validate_yaml(self, request: Request) -> Answer:
         return as_json({"errors": [], "warnings": []})
 
@@ -293,6 +297,7 @@ ROUTES: list[tuple[tuple[str, ...], str, Callable[..., Answer]]] = [
     (("POST",), rf"/(?P<kind>datasets/)?{_REPOSITORY}\.git/info/lfs/objects/batch", Hub.lfs_batch),
     (("PUT",), "/lfs/(?P<oid>[0-9a-f]{64})", Hub.lfs_put),
     (("POST",), "/lfs/(?P<oid>[0-9a-f]{64})/verify", Hub.lfs_verify),
+    (("GET",), rf"/api/(?P<kind>dataset|model)s/{_REPOSITORY}/auth-check/write", Hub.auth_check),
     (
         ("GET", "POST"),
         rf"/api/(?P<kind>dataset|model)s/{_REPOSITORY}(?:/(?P<what>{_WHAT})(?:/(?P<revision>[^/]+))?(?:/(?P<inside>.*))?)?",

@@ -67,9 +67,17 @@ class LMEvalModel(TemplateLM):
         self.say = say
 
     @classmethod
-    def load(cls, src: str | Path, *, step: int | None = None, **settings: Any) -> LMEvalModel:
+    def load(
+        cls,
+        src: str | Path,
+        *,
+        revision: str | None = None,
+        step: int | None = None,
+        force: bool = False,
+        **settings: Any,
+    ) -> LMEvalModel:
         """From a run, a folder or a Hub id, as `equimoe.load`."""
-        model, tokenizer = load(src, step=step)
+        model, tokenizer = load(src, revision=revision, step=step, force=force)
         return cls(model, needed_tokenizer(tokenizer, src), **settings)
 
     @property

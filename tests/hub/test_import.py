@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 
 import goldens
 import jax.numpy as jnp
@@ -169,3 +170,27 @@ def test_an_all_zero_matrix_is_said(tiny, tmp_path):
     run = import_weights(str(out), tmp_path / "run", log=lines.append)
     assert "blocks.attention.w_q" in lines[0] and "not well trained" in lines[0]
     assert_same(arrays(run), arrays(out))
+
+
+def test_numbers_that_are_none_are_refused_by_the_names_of_their_tensors(exported, tmp_path, caplog):
+    shutil.copytree(exported, tmp_path / "out")
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    tensors["model.layers.1.self_attn.q_proj.weight"][-1, -1] = np.nan
+    tensors["model.layers.0.mlp.experts.3.up_proj.weight"][0, 0] = -np.inf
+    tensors["lm_head.weight"][:2] = 3e38  # whose sum is infinite, and which is finite
+    save_file(tensors, tmp_path / "out" / "model.safetensors")
+    message = r"weights \('2 tensors'\): must be finite numbers, which those of .*/out are not"
+    for act in (equimoe.load, lambda out: import_weights(str(out), tmp_path / "run")):
+        with pytest.raises(EquimoeError, match=message) as caught:
+            act(tmp_path / "out")
+        assert sorted(caught.value.problems) == [
+            "model.layers.0.mlp.experts.3.up_proj.weight: holds NaN or infinity",
+            "model.layers.1.self_attn.q_proj.weight: holds NaN or infinity",
+        ]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    run = import_weights(str(tmp_path / "out"), tmp_path / "run", force=True)
+    assert "that hold NaN or infinity: model.layers" in caplog.text
+    with pytest.raises(EquimoeError, match=r"weights \('2 tensors'\)") as caught:  # the run has its own names
+        equimoe.load(run)
+    assert "blocks.attention.w_q: holds NaN or infinity" in caught.value.problems
+    equimoe.load(run, force=True)

@@ -8,7 +8,7 @@ missing, unexpected and misshapen tensors are all reported at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -73,12 +73,18 @@ def slots(weight: Weight, *, schema: int, stacked_experts: bool) -> Iterator[Slo
 
 
 def read_tensors(
-    source: Mapping[str, Readable], table: Mapping[str, Weight], *, schema: int, dtype: np.dtype = _FLOATS[0]
+    source: Mapping[str, Readable],
+    table: Mapping[str, Weight],
+    *,
+    schema: int,
+    dtype: np.dtype = _FLOATS[0],
+    not_finite: Callable[[str], object] = lambda name: None,
 ) -> Iterator[tuple[str, np.ndarray]]:
     """(path, array in `dtype`) of every entry of the table, from `source` (name -> handle), one after another.
 
-    A tensor is read straight into its place; other kinds are converted. Raises EquimoeError listing all missing,
-    unexpected and misshapen names before anything is read.
+    A tensor is read straight into its place; other kinds are converted. `not_finite` is told the name of each that
+    holds NaN or infinity. Raises EquimoeError listing all missing, unexpected and misshapen names before anything is
+    read.
     """
     check_tensors(source, table, schema=schema)
     stacked = has_stacked_experts(source)
@@ -87,12 +93,20 @@ def read_tensors(
         for slot in slots(weight, schema=schema, stacked_experts=stacked):
             value = source[slot.name].read()
             out[slot.index] = np.swapaxes(value, -1, -2) if slot.transposed else value
+            if not _is_finite(out[slot.index]):
+                not_finite(slot.name)
         yield path, out
 
 
 def has_stacked_experts(names: Iterable[str]) -> bool:
     """Whether the experts of a layer are one tensor [E, out, in] on disk, and not one each."""
     return any(".mlp.experts.gate_proj." in name for name in names)
+
+
+def _is_finite(values: np.ndarray) -> bool:
+    """By their sum, which takes one pass and no memory; one that overflows is looked at closer."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(values.sum())) or bool(np.isfinite(values).all())
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -18,7 +18,7 @@ from equimoe.data.hub_files import hub_errors
 from equimoe.errors import EquimoeError
 from equimoe.files import expanded
 from equimoe.hub.exporting.export import discard, export, state_of
-from equimoe.hub.remote.push import Pushed, push, tag_of
+from equimoe.hub.remote.push import Pushed, push, require_write, tag_of
 from equimoe.hub.remote.repository import Repository, checked_name, passes, patiently, require_login
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.train.checkpoint import committed_steps
@@ -85,6 +85,8 @@ class _Follower:
         with hub_errors(self.repository.name, "repo", "read from"):
             there = patiently(lambda: self._on_hub(due), self.log)
         self.done |= there
+        if there != set(due):
+            require_write(self.repository, private=self.private, log=self.log)  # before minutes of exporting
         for step in due:
             newest = max(self.done, default=-1)
             if step not in there and step < newest:

@@ -1,5 +1,6 @@
 """`equimoe push`: a complete export to a model repository on the Hub, as one commit of `main` and a tag per checkpoint.
 
+First the Hub is asked whether this login may write, which for a new repository means to make it: hashing takes minutes.
 Before anything is sent every file is hashed and compared with the manifest. What is on the Hub already is not sent
 again, and the same folder twice is one commit. A failure that may pass is tried again from a look at what is there by
 then: an upload that broke off goes on, and a commit whose answer got lost is not made twice. The tag comes last, after
@@ -20,10 +21,10 @@ from pathlib import Path
 from equimoe.data.hub_files import hub_errors
 from equimoe.errors import EquimoeError
 from equimoe.files import expanded
-from equimoe.hub.format.manifest import Export, manifest_files, whole_export
+from equimoe.hub.format.manifest import Export, manifest_files, sized_export, whole_export
 from equimoe.hub.remote.repository import Blob, Repository, checked_name, patiently, require_login
 
-__all__ = ["Pushed", "push", "tag_of"]
+__all__ = ["Pushed", "push", "require_write", "tag_of"]
 
 CARD = "README.md"
 # What readers of a repository take for the weights: a file of the export before would be read in place of the new ones.
@@ -56,20 +57,37 @@ def push(
     """
     name = checked_name(repo_id)
     tag = None if tag is None else _checked_tag(tag)
-    with hub_errors(name, "repo", "pushed to"):
-        require_login(name)
+    folder, repository = expanded(out), Repository(name)
+    sized_export(folder)
+    require_write(repository, private=private, log=log)
     log(f"reading {out}, to compare every file with its manifest")
-    export = whole_export(expanded(out))
+    export = whole_export(folder)
     if export.manifest.get("verification") is None:
         log(f"warning: {out} was exported with --no-verify: nobody has compared it with its run")
     if export.others:
         log(f"not sent, as the manifest does not list it: {', '.join(export.others)}")
     with hub_errors(name, "repo", "pushed to"):
-        job = _Push(export, Repository(name), tag or tag_of(export.step), private, log)
+        job = _Push(export, repository, tag or tag_of(export.step), private, log)
         pushed = patiently(job.bring, log)
     log(pushed.url)
     log(f'use it: equimoe sample {name} "Once upon a time"')
     return pushed
+
+
+def require_write(repository: Repository, *, private: bool, log: Log) -> None:
+    """EquimoeError if this login may not write to the repository, which is there afterwards."""
+    name = repository.name
+
+    def ask() -> None:
+        if repository.head() is not None:
+            repository.require_write()
+            return
+        repository.create(private=private)
+        log(f"{name}: made, {'private' if private else 'public'}")
+
+    with hub_errors(name, "repo", "pushed to"):
+        require_login(name)
+        patiently(ask, log)
 
 
 def tag_of(step: int) -> str:
@@ -114,14 +132,10 @@ class _Push:
         return self._pushed(commit, is_private)
 
     def _repository(self) -> tuple[str, bool]:
-        """(newest commit, whether private) of the repository, which is there afterwards."""
+        """(newest commit, whether private) of the repository."""
         name, found = self.repository.name, self.repository.head()
         if found is None:
-            self.repository.create(private=self.private)
-            found = self.repository.head()
-            if found is None:
-                raise EquimoeError("repo", "was made and cannot be seen", "Give the same command again", value=name)
-            self._say(f"{name}: made, {'private' if found[1] else 'public'}")
+            raise EquimoeError("repo", "was made and cannot be seen", "Give the same command again", value=name)
         if self.private and not found[1]:
             raise EquimoeError(
                 "repo",

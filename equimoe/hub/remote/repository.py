@@ -73,6 +73,10 @@ class Repository:
             return None
         return str(info.sha), bool(info.private)
 
+    def require_write(self) -> None:
+        """The client's error if this login may not write to the repository, which is there."""
+        self.api.auth_check(self.name, write=True)
+
     def create(self, *, private: bool) -> None:
         self.api.create_repo(self.name, private=private, exist_ok=True)
 

@@ -17,6 +17,7 @@ from equimoe.errors import EquimoeError
 from equimoe.hub.exporting.export import export
 from equimoe.hub.format.manifest import whole_export
 from equimoe.hub.remote import follow as following
+from equimoe.hub.remote import push as pushing
 from equimoe.hub.remote import repository
 from equimoe.hub.remote.follow import follow
 from equimoe.hub.remote.push import push
@@ -75,8 +76,8 @@ def test_a_new_repository_with_one_commit_and_a_tag(hub, four):
     assert (pushed.commit, pushed.tag) == (hub.commit("me/tiny", "model"), "step-4")
     assert pushed.uploaded and not pushed.private
     assert pushed.url.endswith("/me/tiny/tree/step-4")
-    assert lines[0] == f"reading {four}, to compare every file with its manifest"
-    assert lines[1].startswith(f"warning: {four} was exported with --no-verify")
+    assert lines[:2] == ["me/tiny: made, public", f"reading {four}, to compare every file with its manifest"]
+    assert lines[2].startswith(f"warning: {four} was exported with --no-verify")
     assert lines[-1] == 'use it: equimoe sample me/tiny "Once upon a time"' and lines[-2] == pushed.url
     assert TOKEN not in "".join(lines)
 
@@ -205,7 +206,6 @@ def edited(change):
     ("damage", "message"),
     [
         (cut, r"model\.safetensors \('100 bytes instead of [\d,]+'\): must be as manifest\.json says; export it again"),
-        (change, r"model\.safetensors \('another sha256'\): must be as"),
         (leave_out, r"config\.json \('missing'\): must be as"),
         (link, r"config\.json \('a link'\): must be as"),
         (
@@ -226,6 +226,24 @@ def test_what_is_not_a_whole_export_is_refused_without_the_network(hub, four, da
     with pytest.raises(EquimoeError, match=message):
         push(four, "me/tiny")
     assert hub.asked == []
+
+
+def test_a_byte_that_is_another_is_found_before_anything_is_sent(hub, four):
+    change(four)
+    with pytest.raises(EquimoeError, match=r"model\.safetensors \('another sha256'\): must be as"):
+        push(four, "me/tiny")
+    assert titles(hub) == ["initial commit"] and hub.count("POST", "me/tiny") == 0
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_who_may_not_write_is_told_before_a_byte_is_read_or_exported(hub, four, tiny, tmp_path, monkeypatch, there):
+    if there:
+        hub.push("you/tiny", {}, "model")
+    monkeypatch.setattr(pushing, "whole_export", pytest.fail)
+    monkeypatch.setattr(following, "export", pytest.fail)
+    for act in (push, lambda out, repo: list(follow(tiny.run, out, repo))):
+        with pytest.raises(EquimoeError, match=r"repo \('you/tiny'\): could not be pushed .* \(403\)"):
+            act(four, "you/tiny")
 
 
 @pytest.mark.parametrize(
