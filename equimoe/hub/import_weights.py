@@ -76,19 +76,25 @@ def import_weights(
             try:
                 _write(work, planned, provenance, state, tokenizer)
                 give_name(work, run)
-            except BaseException:
+            except BaseException as error:
                 shutil.rmtree(work, ignore_errors=True)
+                if isinstance(error, EquimoeError) and error.subject == "checkpoint":  # of a run that can be resumed
+                    raise _not_writable(run, f"its checkpoint {error.rule}") from error
                 raise
     except OSError as error:
-        raise EquimoeError(
-            "run",
-            f"its files must be writable, but: {error}",
-            "Free disk space or fix the permissions, and give the same command again",
-            value=str(run),
-        ) from error
+        raise _not_writable(run, str(error)) from error
     shown = typed(expanded(given))
     log(f"imported {src} as step 0; try: equimoe sample {shown} TEXT, or equimoe resume {shown} --data PATHS")
     return run
+
+
+def _not_writable(run: Path, why: str) -> EquimoeError:
+    return EquimoeError(
+        "run",
+        f"its files must be writable, but: {why}",
+        "Free disk space or fix the permissions, and give the same command again; nothing is left of this",
+        value=str(run),
+    )
 
 
 def _refuse_taken(run: Path) -> None:

@@ -13,6 +13,7 @@ needs the memory of a layer and not of the model.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -93,7 +94,7 @@ def _whole_or_nothing(final: Path, temporary: Path, *, keep_on_success: bool = F
         shutil.rmtree(temporary, ignore_errors=True)
         raise EquimoeError(
             "checkpoint",
-            f"could not be written ({error})",
+            f"could not be written ({_in_short(error)})",
             "Free disk space or fix the permissions, then resume",
             value=str(final),
         ) from error
@@ -102,6 +103,14 @@ def _whole_or_nothing(final: Path, temporary: Path, *, keep_on_success: bool = F
         raise
     if not keep_on_success:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _in_short(error: Exception) -> str:
+    """What the disk said: TensorStore wraps it in paragraphs of paths."""
+    if isinstance(error, OSError):
+        return str(error)
+    said = (os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO))
+    return next((text for text in said if text in str(error)), first_line(error))
 
 
 def remove_old(folder: Path, *, keep: int, permanent_every: int | None = None) -> None:
@@ -155,8 +164,8 @@ def _quiet() -> Iterator[None]:
     from absl import logging
 
     logger, before = logging.get_absl_logger(), logging.get_verbosity()
-    if _small_chunks not in logger.filters:
-        logger.addFilter(_small_chunks)  # said once an array, by the threads that write, when this is long left
+    if _worth_saying not in logger.filters:
+        logger.addFilter(_worth_saying)  # said once an array, by the threads that write, when this is long left
     logging.set_verbosity(logging.ERROR)
     try:
         yield
@@ -164,9 +173,10 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def _small_chunks(record: Any) -> bool:
-    """Not the warning that a layer of a small model is a small chunk: that is what we ask for."""
-    return "target_byte_size" not in str(record.msg)
+def _worth_saying(record: Any) -> bool:
+    """Not the warning that a layer of a small model is a small chunk, which is what we ask for; nor the traceback of a
+    thread whose error is raised where it is waited for."""
+    return not any(text in str(record.msg) for text in ("target_byte_size", "raised an exception"))
 
 
 def _chunked(ocp: Any, name: str, array: jax.Array):

@@ -64,6 +64,8 @@ def test_train_never_overwrites_a_run(cli, trained, tmp_path):
         "equimoe: run ('runs/tiny'): already holds a trained run, and training never overwrites one. "
         "Continue it with `equimoe resume runs/tiny`, or choose another name with --run NAME\n"
     )
+    make_run(tmp_path / "runs" / "my run")
+    assert "Continue it with `equimoe resume 'runs/my run'`" in cli("train", "tiny", "--run", "my run")[2]
     assert trained == []
 
 

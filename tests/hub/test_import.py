@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 
@@ -26,7 +27,7 @@ from equimoe.hub.inspect import inspect
 from equimoe.model.init import leaves_by_path
 from equimoe.model.quantile_balancing import NOTHING_PENDING, bias_from_betas, next_bias
 from equimoe.recipe.recipe_json import read_recipe
-from equimoe.train import loop
+from equimoe.train import checkpoint, loop
 from equimoe.train.checkpoint import read_layer
 
 
@@ -159,6 +160,28 @@ def test_what_is_refused_leaves_nothing(tiny, exported, tmp_path):
         with pytest.raises(EquimoeError, match=message):
             import_weights(str(exported), tmp_path / target, **settings)
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["taken", "x"]
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), ValueError("a: b\nc: No space left on device")]
+)
+def test_a_full_disk_is_one_line_that_speaks_of_the_run(exported, tmp_path, monkeypatch, error):
+    """Orbax's error, or TensorStore's, which is paragraphs; nothing is left, and the same command again succeeds."""
+
+    def full(*_):
+        raise error
+
+    with monkeypatch.context() as patch, pytest.raises(EquimoeError) as caught:
+        patch.setattr(checkpoint, "_write_state", full)
+        import_weights(str(exported), tmp_path / "run")
+    assert re.fullmatch(
+        rf"run \('{tmp_path}/run'\): its files must be writable, but: its checkpoint could not be written"
+        r" \((\[Errno 28\] )?No space left on device\)\. Free disk space or fix the permissions, and give the same"
+        " command again; nothing is left of this",
+        str(caught.value),
+    )
+    assert list(tmp_path.iterdir()) == []
+    assert import_weights(str(exported), tmp_path / "run").is_dir()
 
 
 def test_an_all_zero_matrix_is_said(tiny, tmp_path):

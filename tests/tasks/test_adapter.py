@@ -46,6 +46,16 @@ def lm():
     return adapted(said.append)
 
 
+def test_it_is_loaded_as_the_command_loads(monkeypatch):
+    adapter = pytest.importorskip("lm_eval") and equimoe.tasks.LMEvalModel
+    asked = []
+    monkeypatch.setattr(
+        "equimoe.tasks.adapter.load", lambda src, **named: asked.append((src, named)) or (model(), tokenizer())
+    )
+    assert adapter.load("org/name", revision="step-6", step=3, force=True, batch_rows=2).batch_rows == 2
+    assert asked == [("org/name", {"revision": "step-6", "step": 3, "force": True})]
+
+
 # Which ids a text has.
 
 

@@ -196,6 +196,20 @@ def test_what_a_failed_download_keeps_is_said_and_used(tiny, pushed, tmp_path):
     assert "kept" not in str(caught.value) and not list(tmp_path.glob("*there"))
 
 
+@pytest.mark.parametrize("into", [False, True])
+def test_a_disk_that_refuses_is_not_called_a_network(pushed, tmp_path, monkeypatch, into):
+    def full(*_, **named):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.snapshot_download", full)
+    monkeypatch.setattr(snapshot, "cached_folder", lambda *_: None)
+    with pytest.raises(
+        EquimoeError, match=r"folder \('.*/hf'\): must be writable and have room, but: No space left"
+    ) as c:
+        download(REPO, tmp_path / "here" if into else None)
+    assert "HF_HOME" in str(c.value) and not list(tmp_path.glob("*here"))  # small files go through the cache
+
+
 def test_a_folder_that_is_not_ours_is_left_alone(pushed, tmp_path):
     (tmp_path / ".download-here").mkdir()
     (tmp_path / ".download-here" / "mine").touch()
