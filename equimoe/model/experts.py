@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, Float32
 from equimoe.model.grouped_matmul import grouped_matmul
 from equimoe.model.linear import linear
 from equimoe.model.norm import rms_norm
-from equimoe.parallel.local import Dispatch, Slots, combine, dispatch
+from equimoe.parallel.transports.local import Dispatch
+from equimoe.parallel.transports.slots import Groups, Part, combine, dispatch
 
 __all__ = ["Experts", "Latent", "SharedExperts", "routed_sum"]
 
@@ -36,9 +37,9 @@ class Experts(eqx.Module):
     up: Float[Array, "*layer E L I"]
     down: Float[Array, "*layer E I L"]
 
-    def __call__(self, rows: Float[Array, "P L"], slots: Slots) -> Float[Array, "P L"]:
-        inner = jax.nn.silu(grouped_matmul(rows, self.gate, slots)) * grouped_matmul(rows, self.up, slots)
-        return grouped_matmul(inner, self.down, slots)
+    def __call__(self, rows: Float[Array, "P L"], groups: Groups) -> Float[Array, "P L"]:
+        inner = jax.nn.silu(grouped_matmul(rows, self.gate, groups)) * grouped_matmul(rows, self.up, groups)
+        return grouped_matmul(inner, self.down, groups)
 
 
 def routed_sum(
@@ -52,21 +53,21 @@ def routed_sum(
     return _even_and_overflow(experts, x, weights, first, *overflow) if overflow else _part(experts, x, weights, first)
 
 
-def _part(experts: Experts, x: Array, weights: Array, slots: Slots) -> Array:
+def _part(experts: Experts, x: Array, weights: Array, part: Part) -> Array:
     with jax.named_scope("dispatch"):
-        rows = dispatch(x, slots)
+        rows = dispatch(x, part.slots)
     with jax.named_scope("experts"):
-        rows = experts(rows, slots)
+        rows = experts(rows, part.groups)
     with jax.named_scope("combine"):
-        return combine(rows, weights, slots)
+        return combine(rows, weights, part.slots)
 
 
 @jax.custom_vjp
-def _even_and_overflow(experts: Experts, x: Array, weights: Array, even: Slots, overflow: Slots) -> Array:
+def _even_and_overflow(experts: Experts, x: Array, weights: Array, even: Part, overflow: Part) -> Array:
     """A custom VJP, because differentiating the `cond` would make it hand over the buffers of an empty overflow,
     whole and zero, from the forward to the backward. It recomputes instead, as the layer around it does anyway."""
     y = _part(experts, x, weights, even)
-    return jax.lax.cond(overflow.used_blocks > 0, lambda: y + _part(experts, x, weights, overflow), lambda: y)
+    return jax.lax.cond(overflow.groups.used_blocks > 0, lambda: y + _part(experts, x, weights, overflow), lambda: y)
 
 
 def _sum_forward(experts, x, weights, even, overflow):
@@ -76,13 +77,13 @@ def _sum_forward(experts, x, weights, even, overflow):
 def _sum_backward(saved, d_y):
     experts, x, weights, even, overflow = saved
 
-    def gradients(slots):
-        _, pull = jax.vjp(lambda *inputs: _part(*inputs, slots), experts, x, weights)
+    def gradients(part):
+        _, pull = jax.vjp(lambda *inputs: _part(*inputs, part), experts, x, weights)
         return pull(d_y)
 
     found = gradients(even)
     found = jax.lax.cond(
-        overflow.used_blocks > 0,
+        overflow.groups.used_blocks > 0,
         lambda: jax.tree.map(jnp.add, found, gradients(overflow)),
         lambda: found,
     )

@@ -12,7 +12,7 @@ from equimoe.model.experts import Experts, Latent, SharedExperts, routed_sum
 from equimoe.model.router import Router, Routing
 from equimoe.model.short_conv import short_conv
 from equimoe.parallel.capabilities import even_expert_rows
-from equimoe.parallel.local import Dispatch, plan_dispatch
+from equimoe.parallel.transports.local import Dispatch, plan_dispatch
 
 __all__ = ["DISPATCH_PLAN", "ROUTED", "MoE"]
 

@@ -28,7 +28,7 @@ from equimoe.model.norm import GatedNorm
 from equimoe.model.quantile_balancing import histogram_betas
 from equimoe.model.router import Routing
 from equimoe.parallel.capabilities import capabilities
-from equimoe.parallel.local import Dispatch
+from equimoe.parallel.transports.local import Dispatch
 
 __all__ = ["Block", "Embedding", "Output", "RouterRecord", "Transformer", "checked_segments", "forward", "head_logits"]
 

@@ -29,6 +29,7 @@ class Capabilities:
     device_count: int
     compute_dtype: Literal["float32", "bfloat16"]  # the faster one that trains well here
     grouped_matmul: Literal["blocks", "ragged_dot"]  # how expert matmuls over uneven groups run
+    ragged_all_to_all: bool  # whether XLA has it here; otherwise an all-gather stands in
     attention: Literal["blocked", "tokamax"]  # the core of attention: XLA loops over blocks, or fused kernels
     attention_note: str  # why not fused, or what the fused kernels leave out
     keep_core_outputs: bool  # a rematerialised layer keeps the outputs of attention and experts beside its input
@@ -66,6 +67,7 @@ def capabilities() -> Capabilities:
         compute_dtype="bfloat16" if on_gpu else "float32",
         # ragged_dot on CPU is 20 to 85 times slower than a loop over blocks (platform.md).
         grouped_matmul="ragged_dot" if on_gpu else "blocks",
+        ragged_all_to_all=on_gpu,  # XLA:CPU traces and lowers it, and does not compile it (jax 0.10.2)
         attention=attention,
         attention_note=attention_note,
         # 2.5 times the memory of the residual stream alone: little on a host, 58 GB a device for the hero's.

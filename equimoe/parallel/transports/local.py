@@ -1,0 +1,90 @@
+"""The LOCAL transport: every device holds the experts it needs, and nothing is dropped (hero_spec section 3).
+
+Three steps, composed by the MoE layer as dispatch -> experts -> combine. `plan_dispatch` gives every assignment
+(token, k) a slot in a buffer of rows that are grouped by expert; `dispatch` fills the buffer, `combine` reads the
+experts' rows back and sums them by weight (`slots`). The record of slots is all that ties them together.
+
+A plan has one part, or two. The *grouped* part starts every expert at a block border, so that a block of rows belongs
+to one expert whatever the load. The *even* part gives every expert the same number of slots, so that all of them are
+one batched matmul; the rows that an expert has beyond its room are a second, grouped part, which costs nothing while
+it is empty. Which it is, `capabilities.even_expert_rows` says.
+
+Cost: the even part has a fixed share of slots more than T * K; the grouped part T * K slots and at most one partial
+block per expert, work in proportion to blocks used.
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, Int32
+
+from equimoe.parallel.transports.slots import Counts, Groups, Layout, Part, placed, ranked
+
+__all__ = ["Dispatch", "block_rows", "even_layout", "grouped_layout", "plan_dispatch"]
+
+
+class Dispatch(eqx.Module):
+    """Where every assignment went, made by `plan_dispatch`: a sum over `parts`, and exact counts."""
+
+    parts: tuple[Part, ...]  # (grouped,) or (even, grouped overflow)
+    counts: Counts  # nothing is ever dropped: the local transport is dropless
+
+
+def block_rows(assignments: int, experts: int) -> int:
+    """Rows in a block: about a quarter of an expert's mean load, between 8 and 128, so that padding stays small."""
+    rows = 8
+    while rows < 128 and rows * 8 <= assignments // experts * 2:
+        rows *= 2
+    return rows
+
+
+def plan_dispatch(
+    selected: Int[Array, "T K"], valid: Bool[Array, " T"], experts: int, *, even_rows: int | None = None
+) -> Dispatch:
+    """Slots for the K experts of each valid token, in order of expert, then token, then k.
+
+    `even_rows`: room of every expert in the even part; None: the grouped part alone.
+    """
+    expert = jnp.where(valid[:, None], selected, experts).astype(jnp.int32)
+    order = ranked(expert.reshape(-1), experts)
+
+    def part(layout: Layout, first_rank: int) -> Part:
+        return Part(placed(expert, order, layout, first_rank), layout.groups)
+
+    if even_rows is None:
+        parts = (part(grouped_layout(order.sizes, selected.size), 0),)
+    else:
+        beyond = jnp.maximum(order.sizes - even_rows, 0)
+        parts = (part(even_layout(experts, even_rows), 0), part(grouped_layout(beyond, selected.size), even_rows))
+    none = jnp.zeros((), jnp.int32)
+    skipped = jnp.sum(~valid, dtype=jnp.int32) * selected.shape[1]
+    return Dispatch(parts, Counts(order.sizes, none, none, skipped))
+
+
+def even_layout(experts: int, rows: int) -> Layout:
+    """Every expert has `rows` slots."""
+    each = jnp.arange(experts, dtype=jnp.int32)
+    return Layout(
+        first_slot=each * rows,
+        room=jnp.full(experts, rows, jnp.int32),
+        owner=jnp.repeat(each, rows),
+        groups=Groups(None, jnp.int32(experts)),
+    )
+
+
+def grouped_layout(rows_per_expert: Int32[Array, " E"], assignments: int) -> Layout:
+    """Blocks of `block_rows`, as many per expert as its rows need; enough for any split of all assignments."""
+    experts = rows_per_expert.shape[0]
+    block = block_rows(assignments, experts)
+    blocks = assignments // block + experts
+    needed = -(-rows_per_expert // block)
+    last_block = jnp.cumsum(needed, dtype=jnp.int32)  # exclusive end of each expert's blocks
+    expert_of_block = jnp.searchsorted(last_block, jnp.arange(blocks, dtype=jnp.int32), side="right")
+    expert_of_block = jnp.minimum(expert_of_block, experts - 1).astype(jnp.int32)
+    return Layout(
+        first_slot=(last_block - needed) * block,
+        room=needed * block,
+        owner=jnp.repeat(expert_of_block, block),
+        groups=Groups(expert_of_block, last_block[-1]),
+    )
