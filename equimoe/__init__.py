@@ -23,6 +23,7 @@ _PUBLIC = {
     "HeldOutSet": ("equimoe.recipe.record", "HeldOutSet"),
     "Logging": ("equimoe.recipe.record", "Logging"),
     "Mesh": ("equimoe.recipe.record", "Mesh"),
+    "Transport": ("equimoe.recipe.record", "Transport"),
     "ModelConfig": ("equimoe.config", "ModelConfig"),
     "Optimizer": ("equimoe.recipe.record", "Optimizer"),
     "Recipe": ("equimoe.recipe.record", "Recipe"),
@@ -63,6 +64,7 @@ if TYPE_CHECKING:  # what the lazy names are, for type checkers and editors
         Recipe,
         Samples,
         Schedule,
+        Transport,
     )
     from equimoe.sampling import generate
     from equimoe.train.loop import resume_run, train_recipe

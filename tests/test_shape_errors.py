@@ -54,7 +54,7 @@ def calls():
     from equimoe.model.rotary import rotate
     from equimoe.model.short_conv import short_conv
     from equimoe.optim import orthogonalise
-    from equimoe.parallel.local import plan_dispatch
+    from equimoe.parallel.transports.local import plan_dispatch
 
     model = zero_model()
     heads, keys = jnp.zeros((2, 6, 4, 8)), jnp.zeros((2, 6, 2, 8))

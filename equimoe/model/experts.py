@@ -1,19 +1,18 @@
-"""Routed and shared experts: SwiGLU MLPs, stacked; and the routed sum over the parts of a dispatch."""
+"""Routed and shared experts: SwiGLU MLPs, stacked; and the narrow space that routed ones work in."""
 
 from __future__ import annotations
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float
 
 from equimoe.model.grouped_matmul import grouped_matmul
 from equimoe.model.linear import linear
 from equimoe.model.norm import rms_norm
-from equimoe.parallel.transports.local import Dispatch
-from equimoe.parallel.transports.slots import Groups, Part, combine, dispatch
+from equimoe.parallel.transports.slots import Groups
 
-__all__ = ["Experts", "Latent", "SharedExperts", "routed_sum"]
+__all__ = ["Experts", "Latent", "SharedExperts"]
 
 
 class Latent(eqx.Module):
@@ -40,57 +39,6 @@ class Experts(eqx.Module):
     def __call__(self, rows: Float[Array, "P L"], groups: Groups) -> Float[Array, "P L"]:
         inner = jax.nn.silu(grouped_matmul(rows, self.gate, groups)) * grouped_matmul(rows, self.up, groups)
         return grouped_matmul(inner, self.down, groups)
-
-
-def routed_sum(
-    experts: Experts, x: Float[Array, "T L"], weights: Float32[Array, "T K"], plan: Dispatch
-) -> Float32[Array, "T L"]:
-    """Every token's K experts, weighted and summed: dispatch -> experts -> combine, over each part of the plan.
-
-    A second part, the overflow, is computed only where it holds a row.
-    """
-    first, *overflow = plan.parts
-    return _even_and_overflow(experts, x, weights, first, *overflow) if overflow else _part(experts, x, weights, first)
-
-
-def _part(experts: Experts, x: Array, weights: Array, part: Part) -> Array:
-    with jax.named_scope("dispatch"):
-        rows = dispatch(x, part.slots)
-    with jax.named_scope("experts"):
-        rows = experts(rows, part.groups)
-    with jax.named_scope("combine"):
-        return combine(rows, weights, part.slots)
-
-
-@jax.custom_vjp
-def _even_and_overflow(experts: Experts, x: Array, weights: Array, even: Part, overflow: Part) -> Array:
-    """A custom VJP, because differentiating the `cond` would make it hand over the buffers of an empty overflow,
-    whole and zero, from the forward to the backward. It recomputes instead, as the layer around it does anyway."""
-    y = _part(experts, x, weights, even)
-    return jax.lax.cond(overflow.groups.used_blocks > 0, lambda: y + _part(experts, x, weights, overflow), lambda: y)
-
-
-def _sum_forward(experts, x, weights, even, overflow):
-    return _even_and_overflow(experts, x, weights, even, overflow), (experts, x, weights, even, overflow)
-
-
-def _sum_backward(saved, d_y):
-    experts, x, weights, even, overflow = saved
-
-    def gradients(part):
-        _, pull = jax.vjp(lambda *inputs: _part(*inputs, part), experts, x, weights)
-        return pull(d_y)
-
-    found = gradients(even)
-    found = jax.lax.cond(
-        overflow.groups.used_blocks > 0,
-        lambda: jax.tree.map(jnp.add, found, gradients(overflow)),
-        lambda: found,
-    )
-    return (*found, None, None)
-
-
-_even_and_overflow.defvjp(_sum_forward, _sum_backward)
 
 
 class SharedExperts(eqx.Module):

@@ -26,7 +26,8 @@ def grouped_matmul(x: Float[Array, "P A"], w: Float[Array, "E A B"], groups: Gro
     if capabilities().grouped_matmul == "ragged_dot":
         block = x.shape[0] // groups.expert_of_block.shape[0]
         used = jnp.arange(groups.expert_of_block.shape[0], dtype=jnp.int32) < groups.used_blocks
-        blocks_of_expert = jnp.zeros_like(groups.expert_of_block, shape=w.shape[0]).at[groups.expert_of_block].add(used.astype(jnp.int32))
+        none = jnp.zeros_like(groups.expert_of_block, shape=w.shape[0])
+        blocks_of_expert = none.at[groups.expert_of_block].add(used.astype(jnp.int32))
         return jax.lax.ragged_dot(x, w, blocks_of_expert * block)
     blocks = x.reshape(groups.expert_of_block.shape[0], -1, x.shape[-1])
     return _by_block(blocks, w, groups).reshape(x.shape[0], -1)

@@ -8,16 +8,16 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from equimoe.config import ModelConfig
-from equimoe.model.experts import Experts, Latent, SharedExperts, routed_sum
+from equimoe.model.experts import Experts, Latent, SharedExperts
 from equimoe.model.router import Router, Routing
 from equimoe.model.short_conv import short_conv
-from equimoe.parallel.capabilities import even_expert_rows
-from equimoe.parallel.transports.local import Dispatch, plan_dispatch
+from equimoe.parallel.on_mesh import OnMesh
+from equimoe.parallel.transports.local import local
+from equimoe.parallel.transports.slots import Counts
 
-__all__ = ["DISPATCH_PLAN", "ROUTED", "MoE"]
+__all__ = ["ROUTED", "MoE"]
 
-# Names of what a rematerialised layer may keep instead of computing it again.
-DISPATCH_PLAN, ROUTED = "dispatch_plan", "routed"
+ROUTED = "routed"  # what a rematerialised layer may keep instead of computing it again
 
 
 class MoE(eqx.Module):
@@ -30,23 +30,34 @@ class MoE(eqx.Module):
     conv_out: Float[Array, "*layer lag D"] | None
 
     def __call__(
-        self, x: Float[Array, "B S D"], segment_ids: Int[Array, "B S"], config: ModelConfig
-    ) -> tuple[Float[Array, "B S D"], Routing, Dispatch]:
-        """The branch's output, the router's decisions and the dispatch record. Padding gets no routed expert."""
+        self,
+        x: Float[Array, "B S D"],
+        segment_ids: Int[Array, "B S"],
+        config: ModelConfig,
+        over: OnMesh | None = None,
+    ) -> tuple[Float[Array, "B S D"], Routing, Counts]:
+        """The branch's output, the router's decisions, and what became of them. Padding gets no routed expert.
+
+        `over`: how tokens reach experts on other devices; None: every device has, or is brought, the experts it needs.
+        """
         flat = x.reshape(-1, x.shape[-1])
         with jax.named_scope("router"):
-            routing = self.router(flat, segment_ids.reshape(-1) >= 0, config.num_experts_per_tok)
+            balanced = over is not None and over.transport.balanced
+            routing = self.router(flat, segment_ids.reshape(-1) >= 0, config.num_experts_per_tok, balanced=balanced)
         with jax.named_scope("dispatch"):
             narrow = flat if self.latent is None else self.latent.enter(flat, config.rms_norm_eps)
-            room = even_expert_rows(routing.selected.size, config.num_experts)
-            plan = plan_dispatch(routing.selected, routing.valid, config.num_experts, even_rows=room)
-            # A few integers per token: cheaper to keep for the backward than to sort again.
-            plan = jax.tree.map(lambda a: checkpoint_name(a, DISPATCH_PLAN), plan)
-        routed = routed_sum(self.experts, narrow, routing.weights, plan).astype(flat.dtype)
-        routed = checkpoint_name(routed, ROUTED)
+        routed, counts = (local if over is None else over.routed_sum)(
+            self.experts,
+            narrow,
+            routing.weights,
+            routing.selected,
+            routing.valid,
+            experts_in_all=config.num_experts,
+        )
+        routed = checkpoint_name(routed.astype(flat.dtype), ROUTED)
         with jax.named_scope("combine"):
             out = routed if self.latent is None else self.latent.leave(routed)
         if self.shared is not None:
             out = out + self.shared(flat)
         out = out.reshape(x.shape)
-        return (out if self.conv_out is None else short_conv(out, self.conv_out, segment_ids)), routing, plan
+        return (out if self.conv_out is None else short_conv(out, self.conv_out, segment_ids)), routing, counts

@@ -11,7 +11,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
-__all__ = ["COMBINE_TOTAL", "Router", "Routing", "RoutingStatistics", "largest", "load_entropy", "routing_statistics"]
+__all__ = [
+    "COMBINE_TOTAL",
+    "Router",
+    "Routing",
+    "RoutingStatistics",
+    "in_turn",
+    "largest",
+    "load_entropy",
+    "routing_statistics",
+]
 
 COMBINE_TOTAL = 2.5  # the K combine weights of a token sum to this (hero_spec section 2)
 
@@ -40,16 +49,22 @@ class Router(eqx.Module):
     weight: Float[Array, "*layer D E"]
     bias: Float[Array, "*layer E"]
 
-    def __call__(self, x: Float[Array, "T D"], valid: Bool[Array, " T"], k: int) -> Routing:
+    def __call__(self, x: Float[Array, "T D"], valid: Bool[Array, " T"], k: int, *, balanced: bool = False) -> Routing:
+        """The K experts of each token. `balanced`: in turn, whatever the scores, for measurements."""
         logits = jnp.einsum("td,de->te", x.astype(jnp.float32), self.weight.astype(jnp.float32))
         biased = logits + jax.lax.stop_gradient(self.bias).astype(jnp.float32)[None, :]
         best, experts = largest(biased, k + 1)
-        selected = experts[:, :k]
+        selected = in_turn(x.shape[0], k, logits.shape[1]) if balanced else experts[:, :k]
         # Sigmoid scores over their sum, in logarithms: below a logit of -44 the square of that sum, of which the
         # gradient is made, is 0 in float32, and below -88 the scores are.
         scores = jax.nn.log_sigmoid(jnp.take_along_axis(logits, selected, axis=1))
         weights = COMBINE_TOTAL * jax.nn.softmax(scores, axis=1)
         return Routing(logits=logits, selected=selected, alpha=best[:, k], weights=weights, valid=valid)
+
+
+def in_turn(tokens: int, k: int, experts: int) -> Int32[Array, "T K"]:
+    """Every expert equally often: token t takes t * K, t * K + 1, ... modulo E."""
+    return (jnp.arange(tokens * k, dtype=jnp.int32) % experts).reshape(tokens, k)
 
 
 def largest(scores: Float32[Array, "T E"], count: int) -> tuple[Float32[Array, "T n"], Int32[Array, "T n"]]:

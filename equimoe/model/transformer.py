@@ -23,18 +23,20 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32, PyTree
 from equimoe.config import ModelConfig
 from equimoe.errors import EquimoeError
 from equimoe.model.attention import ATTENDED, Attention
-from equimoe.model.moe import DISPATCH_PLAN, ROUTED, MoE
+from equimoe.model.moe import ROUTED, MoE
 from equimoe.model.norm import GatedNorm
 from equimoe.model.quantile_balancing import histogram_betas
 from equimoe.model.router import Routing
 from equimoe.parallel.capabilities import capabilities
-from equimoe.parallel.transports.local import Dispatch
+from equimoe.parallel.on_mesh import OnMesh
+from equimoe.parallel.transports.local import DISPATCH_PLAN
+from equimoe.parallel.transports.slots import Counts
 
 __all__ = ["Block", "Embedding", "Output", "RouterRecord", "Transformer", "checked_segments", "forward", "head_logits"]
 
 QB_BINS = 10_000  # bins of the HIST estimator in the hero run (hero_spec section 2)
 
-Observe = Callable[[Routing, Dispatch], PyTree]
+Observe = Callable[[Routing, Counts], PyTree]
 
 
 class Embedding(eqx.Module):
@@ -56,13 +58,18 @@ class Block(eqx.Module):
     moe: MoE
 
     def __call__(
-        self, x: Float[Array, "B S D"], segment_ids: Int[Array, "B S"], is_global: Bool[Array, ""], config: ModelConfig
-    ) -> tuple[Float[Array, "B S D"], Routing, Dispatch]:
+        self,
+        x: Float[Array, "B S D"],
+        segment_ids: Int[Array, "B S"],
+        is_global: Bool[Array, ""],
+        config: ModelConfig,
+        over: OnMesh | None = None,
+    ) -> tuple[Float[Array, "B S D"], Routing, Counts]:
         with jax.named_scope("attention"):
             x = x + self.attention(self.attention_norm(x, config.rms_norm_eps), segment_ids, is_global, config)
         with jax.named_scope("moe"):
-            branch, routing, plan = self.moe(self.moe_norm(x, config.rms_norm_eps), segment_ids, config)
-        return x + branch, routing, plan
+            branch, routing, counts = self.moe(self.moe_norm(x, config.rms_norm_eps), segment_ids, config, over)
+        return x + branch, routing, counts
 
 
 class RouterRecord(eqx.Module):
@@ -119,7 +126,7 @@ class Transformer(eqx.Module):
         return Output(hidden=hidden, router=record, lm_head=self.lm_head)
 
 
-def _record(routing: Routing, plan: Dispatch) -> RouterRecord:
+def _record(routing: Routing, counts: Counts) -> RouterRecord:
     k = routing.selected.shape[-1]
     beta = histogram_betas(routing.logits, routing.alpha, routing.valid, k, QB_BINS)
     return RouterRecord(
@@ -128,7 +135,7 @@ def _record(routing: Routing, plan: Dispatch) -> RouterRecord:
         alpha=routing.alpha,
         weights=routing.weights,
         beta=beta,
-        load=plan.rows_per_expert,
+        load=counts.rows_per_expert,
     )
 
 
@@ -139,8 +146,12 @@ def forward(
     *,
     compute_dtype: Any,
     observe: Observe,
+    over: OnMesh | None = None,
 ) -> tuple[Float[Array, "B S D"], PyTree]:
-    """Final hidden states, and `observe(routing, dispatch)` of every layer stacked along a leading axis."""
+    """Final hidden states, and `observe(routing, counts)` of every layer stacked along a leading axis.
+
+    `over`: how tokens reach experts on other devices (`MoE`).
+    """
     segment_ids = checked_segments(token_ids, segment_ids, model.config)
     config, dtype = model.config, jnp.dtype(compute_dtype)
     x = model.embed(token_ids, config.rms_norm_eps, dtype)
@@ -148,8 +159,10 @@ def forward(
 
     def body(x, layer):
         block, is_global = layer
-        x, routing, plan = block(x, segment_ids, is_global, config)
-        return x, jax.lax.stop_gradient(observe(routing, plan))
+        if over is not None:
+            block, x = over.gathered(block, "blocks", config), over.spread(x)
+        x, routing, counts = block(x, segment_ids, is_global, config, over)
+        return x, jax.lax.stop_gradient(observe(routing, counts))
 
     # prevent_cse=False: inside a scan the loop itself already keeps the two computations apart.
     names = (DISPATCH_PLAN, ROUTED, ATTENDED) if capabilities().keep_core_outputs else (DISPATCH_PLAN,)

@@ -13,6 +13,7 @@ from equimoe.model.loss import cross_entropy
 from equimoe.model.quantile_balancing import MarginHistogram, histogram_betas, margin_histogram
 from equimoe.model.router import RoutingStatistics, routing_statistics
 from equimoe.model.transformer import QB_BINS, Transformer, checked_segments, forward
+from equimoe.parallel.on_mesh import OnMesh
 
 __all__ = ["LayerStatistics", "LossTerms", "loss", "loss_and_terms", "next_token_weights", "target_weights"]
 
@@ -24,7 +25,8 @@ class LayerStatistics(eqx.Module):
 
     routing: RoutingStatistics
     beta: Float32[Array, "*layer E"] | MarginHistogram  # the histogram: where micro-batches are still to be pooled
-    dropped: Int[Array, "*layer"]  # assignments lost in transport, sender and receiver
+    dropped_at_sender: Int[Array, "*layer"]  # assignments lost in transport
+    dropped_at_receiver: Int[Array, "*layer"]
     skipped_padding: Int[Array, "*layer"]
 
 
@@ -61,6 +63,7 @@ def loss_and_terms(
     qb_bins: int = QB_BINS,
     compute_dtype: Any = jnp.float32,
     batch_weight: Float32[Array, ""] | None = None,
+    over: OnMesh | None = None,
 ) -> tuple[Float32[Array, ""], LossTerms]:
     """sum(w * (cross entropy + z_loss * logsumexp^2)) / sum(w), and its parts.
 
@@ -68,7 +71,8 @@ def loss_and_terms(
     `loss_weight`, `next_token_weights`. A batch without any weight has loss 0.
 
     `batch_weight`: these rows are a micro-batch of a batch of that weight. The means are then this part's share of
-    the means of the batch, to be added up, and `layers.beta` is a histogram to be pooled.
+    the means of the batch, to be added up, and `layers.beta` is a histogram to be pooled. `over`: how tokens reach
+    experts on other devices.
     """
     segment_ids = checked_segments(token_ids, segment_ids, model.config)
     weight = next_token_weights(token_ids, segment_ids) if loss_weight is None else loss_weight
@@ -80,16 +84,17 @@ def loss_and_terms(
             value=list(weight.shape),
         )
 
-    def observe(routing, plan):
+    def observe(routing, counts):
         k, margins = routing.selected.shape[-1], (routing.logits, routing.alpha, routing.valid)
         return LayerStatistics(
-            routing=routing_statistics(routing, plan.rows_per_expert),
+            routing=routing_statistics(routing, counts.rows_per_expert),
             beta=histogram_betas(*margins, k, qb_bins) if batch_weight is None else margin_histogram(*margins, qb_bins),
-            dropped=plan.dropped_at_sender + plan.dropped_at_receiver,
-            skipped_padding=plan.skipped_padding,
+            dropped_at_sender=counts.dropped_at_sender,
+            dropped_at_receiver=counts.dropped_at_receiver,
+            skipped_padding=counts.skipped_padding,
         )
 
-    hidden, layers = forward(model, token_ids, segment_ids, compute_dtype=compute_dtype, observe=observe)
+    hidden, layers = forward(model, token_ids, segment_ids, compute_dtype=compute_dtype, observe=observe, over=over)
     targets = jnp.concatenate([token_ids[:, 1:], token_ids[:, :1]], axis=1)  # the last one has no weight
     per_token, log_total = cross_entropy(hidden.reshape(-1, hidden.shape[-1]), model.lm_head, targets.reshape(-1))
     flat = target_weights(weight).reshape(-1)

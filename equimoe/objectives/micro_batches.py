@@ -72,7 +72,8 @@ def accumulated_gradients(
             load=layers.routing.load, entropy=load_entropy(layers.routing.load), z=layers.routing.z / all_tokens
         ),
         beta=pooled_betas(layers.beta, model.config.num_experts_per_tok),
-        dropped=layers.dropped,
+        dropped_at_sender=layers.dropped_at_sender,
+        dropped_at_receiver=layers.dropped_at_receiver,
         skipped_padding=layers.skipped_padding,
     )
     return (loss, LossTerms(terms.cross_entropy, terms.z, terms.weight, layers)), gradients
@@ -89,7 +90,8 @@ def _nothing(config: ModelConfig, qb_bins: int) -> LossTerms:
         layers=LayerStatistics(
             routing=RoutingStatistics(load=jnp.zeros((layers, experts), jnp.int32), entropy=zero, z=zero),
             beta=MarginHistogram(zero + jnp.inf, zero - jnp.inf, jnp.zeros((layers, bins, experts), jnp.int32)),
-            dropped=none,
+            dropped_at_sender=none,
+            dropped_at_receiver=none,
             skipped_padding=none,
         ),
     )
@@ -109,7 +111,8 @@ def _added(sums: LossTerms, own: LossTerms, tokens: Float32[Array, ""]) -> LossT
                 z=before.routing.z + layers.routing.z * tokens,
             ),
             beta=pool(before.beta, layers.beta),
-            dropped=before.dropped + layers.dropped,
+            dropped_at_sender=before.dropped_at_sender + layers.dropped_at_sender,
+            dropped_at_receiver=before.dropped_at_receiver + layers.dropped_at_receiver,
             skipped_padding=before.skipped_padding + layers.skipped_padding,
         ),
     )

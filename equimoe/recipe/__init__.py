@@ -11,6 +11,7 @@ from equimoe.recipe.record import (
     Recipe,
     Samples,
     Schedule,
+    Transport,
 )
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "HeldOutSet",
     "Logging",
     "Mesh",
+    "Transport",
     "Optimizer",
     "Recipe",
     "Samples",

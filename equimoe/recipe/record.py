@@ -8,6 +8,7 @@ Everything here is plain Python: reading or checking a recipe imports no JAX.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ __all__ = [
     "HeldOutSet",
     "Logging",
     "Mesh",
+    "Transport",
     "Optimizer",
     "Recipe",
     "Samples",
@@ -129,11 +131,26 @@ class Mesh:
     model: int = 1
 
 
+@dataclass(frozen=True)
+class Transport:
+    """How tokens reach experts on other devices (hero_spec section 3).
+
+    `local` drops nothing and lets XLA bring experts to tokens: for a mesh whose `expert` is 1. `pooled_wave` and
+    `ragged` bring tokens to experts, and drop assignments beyond their room, in proportion to a balanced load.
+    """
+
+    kind: str = "local"  # local, pooled_wave, ragged
+    waves: int = 3  # pooled_wave: one after the other, to bound the memory
+    transport_factor: float = 1.15  # pooled_wave: a sender's room for each destination, over the mean
+    receiver_factor: float = 1.15  # room at the receiver, over the mean
+    balanced: bool = False  # for measurements: experts in turn, whatever the router says. Nothing is learned
+
+
 _LARGEST = 2**31 - 1  # steps and sequence counters of a step are 32-bit on the device
 _COUNTS = (
     "schedule.steps schedule.batch_sequences schedule.accumulation evaluation.every_steps checkpoints.every_steps "
     "checkpoints.permanent_every_steps checkpoints.keep samples.every_steps samples.tokens "
-    "logging.norms_every_steps optimizer.newton_schulz_steps optimizer.quantile_balancing_bins"
+    "logging.norms_every_steps transport.waves optimizer.newton_schulz_steps optimizer.quantile_balancing_bins"
 )
 # What a single value must be: rule, remedy, the check, the fields it is for. None is always allowed where a field is
 # optional.
@@ -160,6 +177,18 @@ _RULES: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
         "leave it out",
         lambda v: 0 <= v < 1,
         "optimizer.beta1 optimizer.beta2 optimizer.momentum",
+    ),
+    (
+        "must be local, pooled_wave or ragged",
+        "use ragged where mesh.expert is above 1",
+        lambda v: v in ("local", "pooled_wave", "ragged"),
+        "transport.kind",
+    ),
+    (
+        "must be above 0",
+        "the hero uses 1.15",
+        lambda v: 0 < v < math.inf,
+        "transport.transport_factor transport.receiver_factor",
     ),
     ("must be above 0", "use 60, or none", lambda v: v > 0, "checkpoints.rolling_minutes"),
     ("must be 0 or above", "0 is greedy", lambda v: v >= 0, "samples.temperature"),
@@ -197,6 +226,7 @@ class Recipe:
     samples: Samples = field(default_factory=Samples)
     logging: Logging = field(default_factory=Logging)
     mesh: Mesh = field(default_factory=Mesh)
+    transport: Transport = field(default_factory=Transport)
     compute_dtype: str = "auto"  # auto: bfloat16 on an accelerator, float32 on CPU
     seed: int = 0
     purpose: str = ""

@@ -143,7 +143,7 @@ def _fetch(
 def _hidden(
     model: Transformer, token_ids: Int[Array, "B S"], segment_ids: Int[Array, "B S"], *, compute_dtype: Any
 ) -> Float[Array, "B S D"]:
-    return forward(model, token_ids, segment_ids, compute_dtype=compute_dtype, observe=lambda routing, plan: ())[0]
+    return forward(model, token_ids, segment_ids, compute_dtype=compute_dtype, observe=lambda routing, counts: ())[0]
 
 
 def _score(

@@ -32,6 +32,7 @@ from equimoe.files import typed, write_file
 from equimoe.parallel.capabilities import capabilities, device_memory_bytes
 from equimoe.parallel.compile_cache import enable_compile_cache
 from equimoe.parallel.mesh import make_mesh, row_sharding
+from equimoe.parallel.on_mesh import OnMesh
 from equimoe.parallel.out_of_memory import out_of_memory_said
 from equimoe.plan.arithmetic import refuse_if_too_large, run_rates
 from equimoe.recipe import Recipe
@@ -234,6 +235,7 @@ class _Session:
             compute_dtype=recipe.compute_dtype,
             shardings=state_shardings(state),
             accumulation=recipe.schedule.accumulation,
+            over=OnMesh(self.mesh, recipe.transport),
         )
         self.scorer = make_scorer(recipe.compute_dtype)
         self.log = RunLog(self.run)

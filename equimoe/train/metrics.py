@@ -29,7 +29,7 @@ File = Literal["metrics", "timing"]
 
 @dataclass(frozen=True)
 class Metric:
-    """What a name means. A name that ends in `/*` stands for one metric a held-out set, or a component."""
+    """What a name means. A name that ends in `/*` stands for one a held-out set, component or layer."""
 
     unit: str
     meaning: str
@@ -52,6 +52,10 @@ METRICS: Mapping[str, Metric] = {
     "router_bias_norm": Metric("", "norm of the router bias of all layers; set by quantile balancing, not trained"),
     "dropped_share": Metric("", "share of assignments lost in transport"),
     "dropped": Metric("assignments", "assignments lost in transport, all layers"),
+    "dropped_at_sender": Metric("assignments", "of those, lost where the sender's room for a destination ended"),
+    "dropped_at_receiver": Metric("assignments", "of those, lost where the receiver's room for an expert ended"),
+    "dropped_at_sender/*": Metric("assignments", "the same in one layer, as often as norms; not for transport local"),
+    "dropped_at_receiver/*": Metric("assignments", "the same in one layer, as often as norms; not for transport local"),
     "skipped_padding": Metric("assignments", "assignments that padding tokens did not take, all layers"),
     "gradient_norm/*": Metric("", "norm of the gradients of one component of the weight table"),
     "parameter_norm/*": Metric("", "norm of its weights after the update; MuonH and AdamH never change it"),

@@ -42,7 +42,11 @@ def rate_schedules(recipe: Recipe) -> dict[str, Schedule]:
 def step_values(recipe: Recipe, step: int, found: StepMetrics, rates: Mapping[str, Schedule]) -> dict[str, float | int]:
     """The line of one step. `found` is on the host."""
     config = recipe.model
-    skipped, dropped = (int(np.sum(a, dtype=np.int64)) for a in (found.skipped_padding, found.dropped))
+    at_sender, at_receiver, skipped = (
+        int(np.sum(a, dtype=np.int64))  # over layers: beyond 32 bits at the hero's size
+        for a in (found.dropped_at_sender, found.dropped_at_receiver, found.skipped_padding)
+    )
+    dropped = at_sender + at_receiver
     assignments = recipe.tokens_per_step * config.num_experts_per_tok * config.num_hidden_layers - skipped
     values: dict[str, float | int] = {
         "step": step,
@@ -50,10 +54,15 @@ def step_values(recipe: Recipe, step: int, found: StepMetrics, rates: Mapping[st
         **{name: float(getattr(found, name)) for name in _AS_THEY_ARE},
         **{name: rate(step - 1) for name, rate in rates.items()},
         "dropped": dropped,
+        "dropped_at_sender": at_sender,
+        "dropped_at_receiver": at_receiver,
         "dropped_share": dropped / max(1, assignments),
         "skipped_padding": skipped,
     }
     if norms_due(recipe, step):
         for kind, norms in (("gradient_norm", found.gradient_norms), ("parameter_norm", found.parameter_norms)):
             values |= {f"{kind}/{component}": float(norm) for component, norm in norms.items()}
+        if recipe.transport.kind != "local":
+            for kind in ("dropped_at_sender", "dropped_at_receiver"):
+                values |= {f"{kind}/{layer}": int(count) for layer, count in enumerate(getattr(found, kind))}
     return values

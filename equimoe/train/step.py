@@ -20,6 +20,7 @@ from equimoe.objectives.language_model import loss_and_terms
 from equimoe.objectives.micro_batches import accumulated_gradients, micro_batches
 from equimoe.parallel.capabilities import capabilities
 from equimoe.parallel.mesh import micro_batch_sharding
+from equimoe.parallel.on_mesh import OnMesh
 from equimoe.train.state import TrainState, with_pending_bias
 from equimoe.weights import describe
 
@@ -38,7 +39,8 @@ class StepMetrics(eqx.Module):
     router_entropy: Float32[Array, ""]  # of the load, mean over layers, nats
     router_z: Float32[Array, ""]  # mean over layers
     router_bias_norm: Float32[Array, ""]  # of the bias used in this step; moves by its own dynamics
-    dropped: Int32[Array, " layers"]  # assignments lost in transport
+    dropped_at_sender: Int32[Array, " layers"]  # assignments lost in transport
+    dropped_at_receiver: Int32[Array, " layers"]
     skipped_padding: Int32[Array, " layers"]
     load: Int32[Array, "layers E"]
     gradient_norms: dict[str, Float32[Array, ""]]  # by component of the weight table; 0 where they were not asked for
@@ -53,6 +55,7 @@ def make_step(
     compute_dtype: Any,
     shardings: PyTree,
     accumulation: int = 1,
+    over: OnMesh | None = None,
 ) -> Callable[..., tuple[TrainState, StepMetrics]]:
     """The jitted step (state, token_ids, segment_ids, loss_weight, with_norms) -> (state, metrics).
 
@@ -61,6 +64,7 @@ def make_step(
 
     `shardings` are those of the state (`state_shardings`), kept by the new one: left to XLA, some arrays would move,
     so that the second step is compiled again, their memory is not reused, and a resumed run is another program.
+    `over`: how tokens reach experts on other devices.
     """
 
     def step(
@@ -83,6 +87,7 @@ def make_step(
                 qb_bins=qb_bins,
                 compute_dtype=compute_dtype,
                 batch_weight=batch_weight,
+                over=over,
             )
 
         if accumulation == 1:
@@ -133,7 +138,8 @@ def _metrics(loss, terms, gradients, model, norms) -> StepMetrics:
         router_entropy=jnp.mean(routing.entropy),
         router_z=jnp.mean(routing.z),
         router_bias_norm=jnp.sqrt(jnp.sum(jnp.square(model.blocks.moe.router.bias))),
-        dropped=terms.layers.dropped,
+        dropped_at_sender=terms.layers.dropped_at_sender,
+        dropped_at_receiver=terms.layers.dropped_at_receiver,
         skipped_padding=terms.layers.skipped_padding,
         load=routing.load,
         gradient_norms=norms[0],

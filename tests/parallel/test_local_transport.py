@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from goldens import worst
 
-from equimoe.model.experts import Experts, routed_sum
+from equimoe.model.experts import Experts
 from equimoe.parallel.capabilities import even_expert_rows
-from equimoe.parallel.local import block_rows, plan_dispatch
+from equimoe.parallel.transports.local import block_rows, plan_dispatch, routed_sum
 
 TOKENS, K, EXPERTS, WIDE, INNER = 40, 2, 5, 6, 4
 plan_of = jax.jit(plan_dispatch, static_argnums=2, static_argnames="even_rows")
@@ -35,14 +35,14 @@ def test_plan_by_hand():
     plan = plan_of(selected, jnp.asarray([True, True, False, True]), 3)
     (part,) = plan.parts
     none, slots = 4 * 2, 32
-    np.testing.assert_array_equal(part.slot_of_assignment, [[16, 0], [17, 8], [slots, slots], [1, 18]])
+    np.testing.assert_array_equal(part.slots.slot_of_assignment, [[16, 0], [17, 8], [slots, slots], [1, 18]])
     expected = np.full(slots, none)
     expected[[0, 1, 8, 16, 17, 18]] = [1, 6, 3, 0, 2, 7]  # assignment t * K + k
-    np.testing.assert_array_equal(part.assignment_of_slot, expected)
-    np.testing.assert_array_equal(part.expert_of_block[:3], [0, 1, 2])
-    np.testing.assert_array_equal(plan.rows_per_expert, [2, 1, 3])
-    assert (int(part.used_blocks), int(plan.skipped_padding)) == (3, 2)
-    assert (int(plan.dropped_at_sender), int(plan.dropped_at_receiver)) == (0, 0)
+    np.testing.assert_array_equal(part.slots.assignment_of_slot, expected)
+    np.testing.assert_array_equal(part.groups.expert_of_block[:3], [0, 1, 2])
+    np.testing.assert_array_equal(plan.counts.rows_per_expert, [2, 1, 3])
+    assert (int(part.groups.used_blocks), int(plan.counts.skipped_padding)) == (3, 2)
+    assert (int(plan.counts.dropped_at_sender), int(plan.counts.dropped_at_receiver)) == (0, 0)
 
 
 def test_even_plan_by_hand():
@@ -55,13 +55,13 @@ def test_even_plan_by_hand():
     plan = plan_of(selected, jnp.asarray([True, True, False, True]), 3, even_rows=2)
     even, overflow = plan.parts
     none = 4 * 2
-    np.testing.assert_array_equal(even.slot_of_assignment, [[4, 0], [5, 2], [6, 6], [1, 6]])
-    np.testing.assert_array_equal(even.assignment_of_slot, [1, 6, 3, none, 0, 2])
-    assert even.expert_of_block is None
-    np.testing.assert_array_equal(overflow.slot_of_assignment, [[32, 32], [32, 32], [32, 32], [32, 0]])
-    np.testing.assert_array_equal(overflow.assignment_of_slot, [7] + [none] * 31)
-    assert (int(overflow.used_blocks), int(overflow.expert_of_block[0])) == (1, 2)
-    np.testing.assert_array_equal(plan.rows_per_expert, [2, 1, 3])
+    np.testing.assert_array_equal(even.slots.slot_of_assignment, [[4, 0], [5, 2], [6, 6], [1, 6]])
+    np.testing.assert_array_equal(even.slots.assignment_of_slot, [1, 6, 3, none, 0, 2])
+    assert even.groups.expert_of_block is None
+    np.testing.assert_array_equal(overflow.slots.slot_of_assignment, [[32, 32], [32, 32], [32, 32], [32, 0]])
+    np.testing.assert_array_equal(overflow.slots.assignment_of_slot, [7] + [none] * 31)
+    assert (int(overflow.groups.used_blocks), int(overflow.groups.expert_of_block[0])) == (1, 2)
+    np.testing.assert_array_equal(plan.counts.rows_per_expert, [2, 1, 3])
 
 
 def test_block_rows_follow_the_load():
@@ -151,17 +151,19 @@ def test_every_assignment_has_one_slot_of_its_expert(tokens, k, experts, even_ro
     plan = plan_of(jnp.asarray(selected), jnp.asarray(valid), experts, even_rows=even_rows)
     places = np.zeros((tokens, k), int)
     for part in jax.tree.map(np.asarray, plan.parts):
-        slots, size = part.slot_of_assignment, len(part.assignment_of_slot)
+        slots, size = part.slots.slot_of_assignment, len(part.slots.assignment_of_slot)
         here = slots < size
         used = slots[here]
         places += here
         assert len(set(used.tolist())) == used.size
-        owners = np.arange(experts) if part.expert_of_block is None else part.expert_of_block
+        owners = np.arange(experts) if part.groups.expert_of_block is None else part.groups.expert_of_block
         block = size // len(owners)
         np.testing.assert_array_equal(owners[used // block], selected[here])
-        np.testing.assert_array_equal(part.assignment_of_slot[used], np.arange(tokens * k).reshape(tokens, k)[here])
-        assert int((part.assignment_of_slot < tokens * k).sum()) == used.size
-        assert (used // block < int(part.used_blocks)).all()
+        np.testing.assert_array_equal(
+            part.slots.assignment_of_slot[used], np.arange(tokens * k).reshape(tokens, k)[here]
+        )
+        assert int((part.slots.assignment_of_slot < tokens * k).sum()) == used.size
+        assert (used // block < int(part.groups.used_blocks)).all()
     np.testing.assert_array_equal(places, np.broadcast_to(valid[:, None], places.shape))
 
 

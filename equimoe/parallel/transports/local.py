@@ -1,6 +1,6 @@
 """The LOCAL transport: every device holds the experts it needs, and nothing is dropped (hero_spec section 3).
 
-Three steps, composed by the MoE layer as dispatch -> experts -> combine. `plan_dispatch` gives every assignment
+Three steps: dispatch -> experts -> combine. `plan_dispatch` gives every assignment
 (token, k) a slot in a buffer of rows that are grouped by expert; `dispatch` fills the buffer, `combine` reads the
 experts' rows back and sums them by weight (`slots`). The record of slots is all that ties them together.
 
@@ -15,13 +15,29 @@ block per expert, work in proportion to blocks used.
 
 from __future__ import annotations
 
+from typing import Any
+
 import equinox as eqx
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, Int32
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
-from equimoe.parallel.transports.slots import Counts, Groups, Layout, Part, placed, ranked
+from equimoe.parallel.capabilities import even_expert_rows
+from equimoe.parallel.transports.slots import Counts, Groups, Layout, Part, combine, dispatch, placed, ranked
 
-__all__ = ["Dispatch", "block_rows", "even_layout", "grouped_layout", "plan_dispatch"]
+__all__ = [
+    "DISPATCH_PLAN",
+    "Dispatch",
+    "block_rows",
+    "even_layout",
+    "grouped_layout",
+    "local",
+    "plan_dispatch",
+    "routed_sum",
+]
+
+DISPATCH_PLAN = "dispatch_plan"  # what a rematerialised layer may keep instead of planning again
 
 
 class Dispatch(eqx.Module):
@@ -29,6 +45,72 @@ class Dispatch(eqx.Module):
 
     parts: tuple[Part, ...]  # (grouped,) or (even, grouped overflow)
     counts: Counts  # nothing is ever dropped: the local transport is dropless
+
+
+def local(
+    experts: Any,
+    x: Float[Array, "T L"],
+    weights: Float32[Array, "T K"],
+    selected: Int[Array, "T K"],
+    valid: Bool[Array, " T"],
+    *,
+    experts_in_all: int,
+) -> tuple[Float32[Array, "T L"], Counts]:
+    """Every token's K experts, weighted and summed, and the counts. `experts(rows, groups)` are all E of them."""
+    with jax.named_scope("dispatch"):
+        room = even_expert_rows(selected.size, experts_in_all)
+        plan = plan_dispatch(selected, valid, experts_in_all, even_rows=room)
+        # A few integers per token: cheaper to keep for the backward than to sort again.
+        plan = jax.tree.map(lambda a: checkpoint_name(a, DISPATCH_PLAN), plan)
+    return routed_sum(experts, x, weights, plan), plan.counts
+
+
+def routed_sum(
+    experts: Any, x: Float[Array, "T L"], weights: Float32[Array, "T K"], plan: Dispatch
+) -> Float32[Array, "T L"]:
+    """dispatch -> experts -> combine, over each part of the plan; the overflow only where it holds a row."""
+    first, *overflow = plan.parts
+    return _even_and_overflow(experts, x, weights, first, *overflow) if overflow else _part(experts, x, weights, first)
+
+
+def _part(experts: Any, x: Array, weights: Array, part: Part) -> Array:
+    with jax.named_scope("dispatch"):
+        rows = dispatch(x, part.slots)
+    with jax.named_scope("experts"):
+        rows = experts(rows, part.groups)
+    with jax.named_scope("combine"):
+        return combine(rows, weights, part.slots)
+
+
+@jax.custom_vjp
+def _even_and_overflow(experts: Any, x: Array, weights: Array, even: Part, overflow: Part) -> Array:
+    """A custom VJP, because differentiating the `cond` would make it hand over the buffers of an empty overflow,
+    whole and zero, from the forward to the backward. It recomputes instead, as the layer around it does anyway."""
+    y = _part(experts, x, weights, even)
+    return jax.lax.cond(overflow.groups.used_blocks > 0, lambda: y + _part(experts, x, weights, overflow), lambda: y)
+
+
+def _sum_forward(experts, x, weights, even, overflow):
+    return _even_and_overflow(experts, x, weights, even, overflow), (experts, x, weights, even, overflow)
+
+
+def _sum_backward(saved, d_y):
+    experts, x, weights, even, overflow = saved
+
+    def gradients(part):
+        _, pull = jax.vjp(lambda *inputs: _part(*inputs, part), experts, x, weights)
+        return pull(d_y)
+
+    found = gradients(even)
+    found = jax.lax.cond(
+        overflow.groups.used_blocks > 0,
+        lambda: jax.tree.map(jnp.add, found, gradients(overflow)),
+        lambda: found,
+    )
+    return (*found, None, None)
+
+
+_even_and_overflow.defvjp(_sum_forward, _sum_backward)
 
 
 def block_rows(assignments: int, experts: int) -> int:

@@ -71,8 +71,10 @@ def ragged(
         expert = jnp.where(valid[:, None], selected, experts_in_all).astype(jnp.int32)
         order = ranked(expert.reshape(-1), experts_in_all)
         asked = jax.lax.all_gather(order.sizes, axis).reshape(shards, shards, chunks, here // chunks)
-        buffer_rows = largest_capacity(shards * selected.size, factor, shards, shards * selected.size)
-        room = -(-capacity(jnp.sum(asked), factor, shards, buffer_rows) // chunks)
+        every = shards * selected.size
+        most = largest_capacity(every, factor, shards, chunks * every)
+        buffer_rows = -(-most // chunks)  # of a chunk: never more than all rows of all devices
+        room = -(-capacity(jnp.sum(asked), factor, shards, most) // chunks)
         plans = [plan_chunk(asked[:, :, chunk], room) for chunk in range(chunks)]
         sent = jnp.stack([plan.sent[me] for plan in plans], axis=1).reshape(-1)  # of this device, to every expert
         slots = _sorted_slots(expert, order, sent)
@@ -84,7 +86,7 @@ def ragged(
         with jax.named_scope("dispatch"):
             out = Slices(starts[:, chunk], plan.sent[me], plan.arrives_at[me], plan.sent[:, me])
             back = Slices(plan.arrives_at[:, me], plan.sent[:, me], every_start[:, me, chunk], plan.sent[me])
-            arrived = exchange(rows, out, back, -(-buffer_rows // chunks), axis)
+            arrived = exchange(rows, out, back, buffer_rows, axis)
         mine = jax.tree.map(lambda w, c=chunk: w.reshape(chunks, -1, *w.shape[1:])[c], experts)
         with jax.named_scope("experts"):
             arrived = _by_expert(mine, arrived, jnp.sum(plan.sent[:, me], axis=0))

@@ -28,9 +28,7 @@ class Slices(eqx.Module):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def exchange(
-    rows: Float[Array, "R L"], out: Slices, back: Slices, output_rows: int, axis: str
-) -> Float[Array, "P L"]:
+def exchange(rows: Float[Array, "R L"], out: Slices, back: Slices, output_rows: int, axis: str) -> Float[Array, "P L"]:
     """Rows from everyone where `out` says, zero elsewhere. `back` are the slices of the way back: its transpose."""
     return _exchange(rows, out, output_rows, axis)
 
