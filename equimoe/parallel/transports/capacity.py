@@ -11,10 +11,10 @@ __all__ = ["capacity", "largest_capacity"]
 
 def largest_capacity(count: int, factor: float, divisor: int, size: int) -> int:
     """Of `count` assignments: at least 1 and at most `size`. For the size of a buffer."""
-    return int(min(max(_exact(np.asarray(count), factor, divisor), 1), size))
+    return int(min(max(_exact(np.asarray([count]), factor, divisor)[0], 1), size))
 
 
-def capacity(count: Int[Array, ""], factor: float, divisor: int, size: int) -> Int32[Array, ""]:
+def capacity(count: Int[Array, "*shape"], factor: float, divisor: int, size: int) -> Int32[Array, "*shape"]:
     """The same for a number that is known on the device only; `size` is the buffer's.
 
     The reference computes in float64, where 70 * 1.1 is above 77 and 20 * 1.05 is 21: neither float32 nor exact
