@@ -11,7 +11,7 @@ Expect:  `equimoe show hero` prints 535,477,106,688 parameters and 46,137,344 x 
 
 from pathlib import Path
 
-from equimoe import Checkpoints, Data, EquimoeError, Evaluation, Mesh, Optimizer, Recipe, Schedule, preset
+from equimoe import Checkpoints, Data, EquimoeError, Evaluation, Mesh, Optimizer, Recipe, Schedule, Transport, preset
 from equimoe.counting import counts
 
 RACKS = 11
@@ -49,5 +49,7 @@ def recipe(racks: int = RACKS) -> Recipe:
             every_steps=SAVE_EVERY_STEPS, permanent_every_steps=SAVE_EVERY_STEPS, rolling_minutes=60.0, keep=1
         ),
         mesh=Mesh(replica=racks, data=1, expert=EXPERT_SHARDS, model=1),
+        # Ragged from step 81,716 on: 0.018 % dropped instead of 2.67 %.
+        transport=Transport("pooled_wave", waves=3, transport_factor=1.15, receiver_factor=1.15),
         compute_dtype="bfloat16",
     )

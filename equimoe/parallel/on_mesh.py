@@ -43,7 +43,7 @@ _EXPERTS = "expert"
 class OnMesh:
     """A mesh and how tokens travel on it."""
 
-    mesh: jax.sharding.Mesh
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
     transport: Transport
 
     def spread(self, x: Float[Array, "B S D"]) -> Float[Array, "B S D"]:

@@ -135,8 +135,8 @@ class Mesh:
 class Transport:
     """How tokens reach experts on other devices (hero_spec section 3).
 
-    `local` drops nothing and lets XLA bring experts to tokens: for a mesh whose `expert` is 1. `pooled_wave` and
-    `ragged` bring tokens to experts, and drop assignments beyond their room, in proportion to a balanced load.
+    `local` brings experts to tokens and drops nothing: for a mesh whose `expert` is 1. `pooled_wave` and `ragged` bring
+    tokens to experts, and drop assignments beyond their room, a multiple of the mean load.
     """
 
     kind: str = "local"  # local, pooled_wave, ragged

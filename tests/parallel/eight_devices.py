@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 
 import equimoe
-from equimoe import EquimoeError, Mesh
+from equimoe import EquimoeError, Mesh, Transport
 from equimoe.parallel.mesh import make_mesh, micro_batch_sharding, row_sharding, weight_shardings
 from equimoe.weights import describe
 
@@ -85,7 +85,7 @@ def meshes() -> dict:
 
 
 def train(recipe_file: str, folder: str) -> list[str]:
-    """Train the recipe on two meshes; the step must compile once, and take its memory from the last state."""
+    """Train the recipe on meshes; the step must compile once, and take its memory from the last state."""
     from equimoe.recipe.resolve import resolve
     from equimoe.train import loop
 
@@ -106,8 +106,13 @@ def train(recipe_file: str, folder: str) -> list[str]:
 
     loop.make_step = observed
     recipe = resolve(recipe_file).recipe
-    for name, mesh in (("data", Mesh()), ("2x2x2x1", Mesh(replica=2, data=2, expert=2))):
-        equimoe.train_recipe(dataclasses.replace(recipe, mesh=mesh), Path(folder) / name)
+    for name, mesh, transport in (
+        ("data", Mesh(), Transport()),
+        ("2x2x2x1", Mesh(replica=2, data=2, expert=2), Transport()),
+        ("pooled_wave", Mesh(data=2, expert=4), Transport("pooled_wave", transport_factor=9.0, receiver_factor=9.0)),
+        ("ragged", Mesh(replica=2, data=2, expert=2), Transport("ragged", receiver_factor=9.0)),
+    ):
+        equimoe.train_recipe(dataclasses.replace(recipe, mesh=mesh, transport=transport), Path(folder) / name)
     return facts
 
 

@@ -156,7 +156,7 @@ def test_sizes_that_do_not_divide_are_listed_at_once(meshes):
 
 @pytest.fixture(scope="module")
 def on_eight(tiny, tmp_path_factory):
-    """(folder of the two runs, what each step did)."""
+    """(folder of the four runs, what each step did)."""
     folder = tmp_path_factory.mktemp("eight")
     return folder, ask("train", str(tiny.recipe_file), str(folder), cache=tiny.cache)
 
@@ -164,23 +164,24 @@ def on_eight(tiny, tmp_path_factory):
 @pytest.mark.slow
 def test_the_state_stays_where_it_is_and_the_step_compiles_once(on_eight):
     _, facts = on_eight
-    assert len(facts) == 2 * 12
+    assert len(facts) == 4 * 12
     assert all(fact["compiled"] == 1 and fact["same"] for fact in facts)
     assert all(fact["kept"] == [] for fact in facts)  # a step reads all of the state, and takes its memory
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["data", "2x2x2x1"])
-def test_eight_devices_train_as_one(tiny, on_eight, mesh):
-    """Losses of the first steps and the checkpoint of step 4, restored on this process's one device."""
-    run = on_eight[0] / mesh
+@pytest.mark.parametrize("run", ["data", "2x2x2x1", "pooled_wave", "ragged"])
+def test_eight_devices_train_as_one(tiny, on_eight, run):
+    """All 12 lines, and the checkpoint of step 12 restored on this process's one device: weights, moments and betas."""
+    run = on_eight[0] / run
     one, eight = (read_lines(folder / "metrics.jsonl") for folder in (tiny.run, run))
-    assert [line.keys() for line in one] == [line.keys() for line in eight]
     for expected, found in zip(one, eight, strict=True):
-        if expected["step"] <= 4:
-            for name, value in expected.items():
-                assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-5), (expected["step"], name)
-    expected, found = (checkpoint._by_name(restored(tiny, folder / "checkpoints" / "4")) for folder in (tiny.run, run))
+        more = found.keys() - expected.keys()
+        assert expected.keys() <= found.keys() and all(name.startswith("dropped_at_") for name in more)
+        assert not any(found[name] for name in found if name.startswith("dropped"))
+        for name, value in expected.items():
+            assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-5), (expected["step"], name)
+    expected, found = (checkpoint._by_name(restored(tiny, folder / "checkpoints" / "12")) for folder in (tiny.run, run))
     for name, array in expected.items():
         np.testing.assert_allclose(np.asarray(found[name]), np.asarray(array), rtol=0, atol=1e-5, err_msg=name)
 

@@ -1,4 +1,4 @@
-"""Transports on 8 simulated devices: golden drops, drops by hand, LOCAL where nothing drops, and the compiled program."""
+"""Transports on 8 simulated devices: golden drops, drops by hand, LOCAL where nothing drops, the compiled program."""
 
 from __future__ import annotations
 
@@ -168,8 +168,8 @@ def test_weights_travel_and_activations_and_experts_do_not(compiled):
 
 
 def test_no_rows_are_scattered(compiled):
-    """Rows that travel are 32 wide. Scattered are permutations of a device's 64 assignments and 28 slots, and outside of
-    the transports the gradients of the router's [T, E] logits and of the embedding's [V, D] rows.
+    """Rows that travel are 32 wide. Scattered are permutations of a device's 64 assignments and 28 slots, and outside
+    of the transports the gradients of the router's [T, E] logits and of the embedding's [V, D] rows.
     """
     assert compiled["scatters"] == ["f32[256,24]", "f32[304,64]", "s32[28]", "s32[64]"]
 
@@ -189,20 +189,14 @@ def test_ragged_is_the_primitive_on_a_gpu(monkeypatch):
     def of(*shape, dtype=jnp.bfloat16, over=("replica", "data", "expert")):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(over)))
 
-    weights = Experts(
-        *(of(experts, *shape, over="expert") for shape in ((width, inner), (width, inner), (inner, width)))
-    )
+    weights = [of(experts, *shape, over="expert") for shape in ((width, inner), (width, inner), (inner, width))]
 
-    def total(experts_here, *batch):
-        transport = OnMesh(mesh, Transport("ragged"))
-        return transport.routed_sum(experts_here, *batch, experts_in_all=experts)[0].sum()
+    def total(weights, *batch):
+        over = OnMesh(mesh, Transport("ragged"))
+        return over.routed_sum(Experts(*weights), *batch, experts_in_all=experts)[0].sum()
 
-    batch = (
-        of(tokens, width),
-        of(tokens, 8, dtype=jnp.float32),
-        of(tokens, 8, dtype=jnp.int32),
-        of(tokens, dtype=bool),
-    )
+    choices = of(tokens, 8, dtype=jnp.float32), of(tokens, 8, dtype=jnp.int32)
+    batch = (of(tokens, width), *choices, of(tokens, dtype=bool))
     gradient = jax.jit(jax.grad(total, argnums=(0, 1, 2)))
     text = gradient.trace(weights, *batch).lower(lowering_platforms=("cuda",)).as_text()
     calls = [line for line in text.splitlines() if "custom_call @ragged_all_to_all" in line]

@@ -122,7 +122,7 @@ def drops(mesh: str, local_experts: int, padded: bool, settings: dict, seed: int
 
 
 def equality(mesh: str, local_experts: int, padded: bool, settings: dict, seed: int) -> dict:
-    """Room for everything: the largest difference to LOCAL on one device, over the largest value, of y and gradients."""
+    """Room for everything: the largest differences to LOCAL on one device, over the largest value."""
     made = mesh_of(mesh)
     over = OnMesh(made, Transport(**{"transport_factor": 100.0, "receiver_factor": 100.0, **settings}))
     experts_in_all, tokens = local_experts * made.shape["expert"], 8 * 6
