@@ -20,6 +20,7 @@ from equimoe.data.rows import Batch
 from equimoe.model.transformer import Transformer
 from equimoe.objectives.language_model import loss_and_terms
 from equimoe.parallel.capabilities import capabilities
+from equimoe.parallel.on_mesh import OnMesh
 
 __all__ = ["Score", "Scorer", "evaluate", "macro_and_micro", "make_scorer"]
 
@@ -35,8 +36,11 @@ class Score:
     tokens: int
 
 
-def make_scorer(compute_dtype: Any) -> Scorer:
-    """The jitted (model, token_ids, segment_ids, loss_weight) -> (mean cross entropy, sum of weights) of a batch."""
+def make_scorer(compute_dtype: Any, over: OnMesh | None = None) -> Scorer:
+    """The jitted (model, token_ids, segment_ids, loss_weight) -> (mean cross entropy, sum of weights) of a batch.
+
+    `over`: the mesh that the model is on; None: one device.
+    """
 
     @partial(jax.jit, compiler_options=dict(capabilities().run_often_options))
     def score(
@@ -46,7 +50,7 @@ def make_scorer(compute_dtype: Any) -> Scorer:
         loss_weight: Float[Array, "B S"],
     ) -> tuple[Float32[Array, ""], Float32[Array, ""]]:
         mean, terms = loss_and_terms(
-            model, token_ids, segment_ids, loss_weight, z_loss=0.0, compute_dtype=compute_dtype
+            model, token_ids, segment_ids, loss_weight, z_loss=0.0, compute_dtype=compute_dtype, over=over
         )
         return mean, terms.weight
 

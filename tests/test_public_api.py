@@ -26,6 +26,7 @@ PUBLIC = [
     "Samples",
     "Schedule",
     "Transformer",
+    "Transport",
     "__version__",
     "counts",
     "derive",

@@ -34,7 +34,7 @@ from equimoe.parallel.transports.slots import Counts
 from equimoe.recipe import Transport
 from equimoe.weights import describe
 
-__all__ = ["OnMesh"]
+__all__ = ["OnMesh", "on_mesh"]
 
 _EXPERTS = "expert"
 
@@ -105,6 +105,12 @@ class OnMesh:
             transport_factor=one.transport_factor,
             receiver_factor=one.receiver_factor,
         )
+
+
+def on_mesh(mesh: jax.sharding.Mesh, transport: Transport) -> OnMesh | None:
+    """None for the model as it is: one device, that has all experts."""
+    alone = mesh.size == 1 and transport.kind == "local" and not transport.balanced
+    return None if alone else OnMesh(mesh, transport)
 
 
 def _without_gathered(axis: LogicalAxis) -> tuple[str, ...] | None:

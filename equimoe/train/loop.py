@@ -32,10 +32,10 @@ from equimoe.files import typed, write_file
 from equimoe.parallel.capabilities import capabilities, device_memory_bytes
 from equimoe.parallel.compile_cache import enable_compile_cache
 from equimoe.parallel.mesh import make_mesh, row_sharding
-from equimoe.parallel.on_mesh import OnMesh
+from equimoe.parallel.on_mesh import on_mesh
 from equimoe.parallel.out_of_memory import out_of_memory_said
 from equimoe.plan.arithmetic import refuse_if_too_large, run_rates
-from equimoe.recipe import Recipe
+from equimoe.recipe import Recipe, Transport
 from equimoe.recipe.recipe_json import new_provenance, read_recipe, recipe_to_json
 from equimoe.recipe.resolve import changed
 from equimoe.recipe.trajectory import refuse_changes, refuse_edited
@@ -235,9 +235,9 @@ class _Session:
             compute_dtype=recipe.compute_dtype,
             shardings=state_shardings(state),
             accumulation=recipe.schedule.accumulation,
-            over=OnMesh(self.mesh, recipe.transport),
+            over=on_mesh(self.mesh, recipe.transport),
         )
-        self.scorer = make_scorer(recipe.compute_dtype)
+        self.scorer = make_scorer(recipe.compute_dtype, on_mesh(self.mesh, Transport()))  # local: nothing is dropped
         self.log = RunLog(self.run)
         self.saver = Saver(self.run, recipe, self.data.prepared.tokenizer_path.read_bytes(), self.log)
         self.display = Display(recipe.schedule.steps, int(state.step))

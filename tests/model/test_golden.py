@@ -109,7 +109,8 @@ def test_loss_and_routing_statistics(golden, mask):
     assert worst(terms.layers.routing.z, expected["router.router_z_loss"]) <= FORWARD
     assert worst(terms.layers.beta, expected["router.qb_beta_hist1000"]) <= FORWARD
     padding = int((np.asarray(inputs(golden, mask)[1]) < 0).sum())
-    np.testing.assert_array_equal(terms.layers.dropped, np.zeros(6))
+    np.testing.assert_array_equal(terms.layers.dropped_at_sender, np.zeros(6))
+    np.testing.assert_array_equal(terms.layers.dropped_at_receiver, np.zeros(6))
     np.testing.assert_array_equal(terms.layers.skipped_padding, np.full(6, 2 * padding))
 
 
