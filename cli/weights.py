@@ -130,7 +130,9 @@ def download(
     force: ForceFetch = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a model from the Hub: looked at first, then whole, every byte compared with what the Hub lists. No code.
+    """Fetch a model from the Hub: looked at first, then whole, every byte compared with what the Hub lists.
+
+    Config, weights and tokenizer, no code: to run it in transformers, give transformers the id.
 
     [bold]Examples[/bold]
 

@@ -17,8 +17,8 @@ class EquimoeError(Exception):
         self.subject, self.rule, self.remedy, self.value = subject, rule, remedy, value
         self.problems = problems  # one line each, if `Problems` raised this
         shown = f" ({value!r})" if value is not None else ""
-        listed = "".join(f"\n  - {line}" for line in problems) + "\n" if problems else ". "
-        super().__init__(f"{subject}{shown}: {rule}{listed}{remedy}")
+        listed = "".join(f"\n  - {_on_one_line(line)}" for line in problems) + "\n" if problems else ". "
+        super().__init__(f"{_on_one_line(subject)}{shown}: {_on_one_line(rule)}{listed}{_on_one_line(remedy)}")
 
     def and_kept(self, what: str) -> EquimoeError:
         """The same error, with a remedy that also says what was kept."""
@@ -56,6 +56,11 @@ class Problems:
                 "Change the values named above",
                 problems=tuple(self.found),
             )
+
+
+def _on_one_line(text: str) -> str:
+    """Names come from files of others: what would move the cursor, or begin a line that looks like ours, is escaped."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def first_line(error: BaseException) -> str:

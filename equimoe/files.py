@@ -26,7 +26,6 @@ __all__ = [
     "LOCK",
     "aside",
     "cache_folder",
-    "can_be_mapped",
     "expanded",
     "file_sha256",
     "give_name",
@@ -44,8 +43,6 @@ __all__ = [
 Opened = TypeVar("Opened")
 
 ASIDE_PREFIX, LOCK = ".aside-", ".lock"
-MOUNTS = Path("/proc/self/mountinfo")  # its columns: man 5 proc_pid_mountinfo
-LOCAL_FILE_SYSTEMS = {"ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay"}
 _REFUSALS = {
     getattr(errno, name)
     for name in ("EACCES", "EPERM", "EROFS", "ENOSPC", "EDQUOT", "EIO", "ENAMETOOLONG", "ENOTDIR", "EEXIST", "EISDIR")
@@ -183,20 +180,6 @@ def publish_folder(temporary: Path, folder: Path, opened: Callable[[], Opened | 
         with suppress(FileNotFoundError):  # another process may be repairing it too
             os.rename(folder, damaged)
         shutil.rmtree(damaged, ignore_errors=True)
-
-
-def can_be_mapped(path: Path) -> bool:
-    """Whether files here are read faster through mmap, and safely: on a disk of this machine, as far as Linux says.
-
-    Of a network file a page may be refused later, when another machine has removed it, which ends a process by signal.
-    """
-    try:
-        device = os.stat(path).st_dev
-        mounts = [line.split() for line in MOUNTS.read_text().splitlines()]
-    except OSError:
-        return False
-    number = f"{os.major(device)}:{os.minor(device)}"
-    return any(fields[2] == number and fields[fields.index("-") + 1] in LOCAL_FILE_SYSTEMS for fields in mounts)
 
 
 def no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -181,3 +181,8 @@ def test_an_unknown_preset_lists_the_known_ones():
 def test_a_width_that_holds_no_whole_heads_is_refused_with_the_nearest_one():
     with pytest.raises(EquimoeError, match=r"width \(1000\): must be an even multiple of head_dim \(128\). Use 1024"):
         derive(1000)
+
+
+def test_a_name_from_elsewhere_cannot_forge_a_line():
+    error = EquimoeError("a\x1b[2Jx\nequimoe: all is well", "must\u2028be", "so", problems=("b\r\x07é",))
+    assert str(error) == "a\\x1b[2Jx\\nequimoe: all is well: must\\u2028be\n  - b\\r\\x07é\nso"

@@ -55,6 +55,8 @@ _PLAIN_STOPS = ("\nUser:", "\nSystem:")
 
 _END_OF_TURN = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>")
 _PRIVATE_USE = range(0xE000, 0xF8FF)
+# What a template's own code may raise: it comes with the model, and may be wrong or hostile.
+_OF_A_TEMPLATE = (TypeError, ValueError, ArithmeticError, LookupError, RecursionError, MemoryError)
 _NO_JINJA = "pip install 'equimoe[chat]' (or: pip install jinja2)"
 
 
@@ -94,7 +96,7 @@ class ChatTemplate:
                 eos_token=self.end,
                 tools=None,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        except (jinja2.TemplateError, *_OF_A_TEMPLATE) as error:
             raise EquimoeError(
                 "chat template",
                 f"must render the conversation, but: {first_line(error)}",

@@ -152,6 +152,7 @@ def test_generation_blocks_loop_controls_and_tojson():
         ("{{ ''.__class__.__mro__ }}", "must render the conversation"),
         ("{% for i in range(10000000) %}x{% endfor %}", "must render the conversation"),
         ("{{ 1 / 0 }}", "division by zero"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "must render the conversation"),
         ("{{ messages[7].content + 1 }}", "must render the conversation"),
     ],
 )

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from equimoe import files
-from equimoe.files import aside, can_be_mapped, remove_stale, write_file
+from equimoe.files import aside, remove_stale, write_file
 
 
 def test_a_failed_write_leaves_the_old_content_and_nothing_else(tmp_path):
@@ -35,21 +34,3 @@ def test_only_paths_that_nobody_touched_for_a_day_are_removed(tmp_path):
         os.utime(path, (two_days_ago, two_days_ago))
     assert remove_stale(tmp_path) == 1
     assert {p for p in tmp_path.iterdir()} == {busy, fresh}
-
-
-@pytest.mark.parametrize(
-    ("kind", "number", "expected"),
-    [("ext4", 0, True), ("nfs4", 0, False), ("fuse.sshfs", 0, False), ("ext4", 1, False)],
-)
-def test_only_files_on_a_disk_of_this_machine_are_mapped(tmp_path, monkeypatch, kind, number, expected):
-    device = os.stat(tmp_path).st_dev
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        "22 27 0:9999 / /proc rw,relatime - proc proc rw\n"
-        f"31 27 {os.major(device)}:{os.minor(device) + number} / /data rw,relatime shared:1 - {kind} host:/data rw\n"
-    )
-    monkeypatch.setattr(files, "MOUNTS", mounts)
-    assert can_be_mapped(tmp_path) is expected
-    assert not can_be_mapped(tmp_path / "absent")
-    monkeypatch.setattr(files, "MOUNTS", tmp_path / "none")  # not Linux
-    assert not can_be_mapped(tmp_path)

@@ -197,3 +197,28 @@ def test_the_hardware_that_holds_a_model():
     with pytest.raises(EquimoeError, match=r"holds 80.0 GiB here, and the weights of x are 1,99\d.\d GiB in float32"):
         refuse_if_it_does_not_fit(hero, 80 << 30, "x")
     refuse_if_it_does_not_fit(hero, 4 << 40, "x")
+
+
+def test_a_file_that_changes_after_its_header_was_read_is_not_taken(folder):
+    """A shape of [1] would otherwise spread over the whole of its place."""
+    from equimoe.hub.format.safetensors_files import open_folder
+
+    handle = open_folder(folder)["model.norm.weight"]
+    file = folder / "model.safetensors"
+    save_file({"model.norm.weight": np.ones(1, np.float32)}, file)
+    with pytest.raises(EquimoeError, match=r"cannot be read any more \(model\.norm\.weight has become \[1\]\)"):
+        handle.read()
+    file.write_bytes(b"cut")
+    with pytest.raises(EquimoeError, match=r"cannot be read any more"):
+        handle.read()
+    file.unlink()
+    with pytest.raises(EquimoeError, match=r"cannot be read any more"):
+        handle.read()
+
+
+def test_a_link_to_itself(folder):
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").symlink_to("tokenizer.json")
+    for look in (inspect, equimoe.load):
+        with pytest.raises(EquimoeError, match=r"tokenizer\.json .*: (is a link that leads back|cannot be opened)"):
+            look(folder)

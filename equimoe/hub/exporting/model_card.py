@@ -60,16 +60,22 @@ def model_card(card: CardFacts) -> str:
     parts = [
         _header(card),
         f"# {_line(recipe.name)}",
-        *([_line(recipe.purpose)] if recipe.purpose.strip() else []),
+        *([_line(recipe.purpose)] if recipe.purpose.strip() and _is_as_written(card) else []),
         "A Mixture-of-Experts language model of the architecture of Marin's 535B-A23B run, trained with"
         f" [EquiMoE](https://pypi.org/project/equimoe) {__version__}.",
         "## Facts\n\n" + _table(("", ""), _facts(card, lines)),
         *_evaluations(card, lines),
         _use(card),
         "## Licence\n\n" + _licence(card),
-        "## Recipe\n\nEvery setting that the model was trained with:\n\n" + _fenced("json", _settings(recipe)),
+        "## Recipe\n\nEvery setting of the run:\n\n" + _fenced("json", _settings(recipe)),
     ]
     return "\n\n".join(parts)
+
+
+def _is_as_written(card: CardFacts) -> bool:
+    """Whether the recipe's purpose is this run's too: not of one with data of its own, or with weights of others."""
+    own_data = any(str(change).startswith(("data", "name")) for change in card.provenance.get("overrides", ()))
+    return not own_data and not card.provenance.get(IMPORTED)
 
 
 def _header(card: CardFacts) -> str:
@@ -90,6 +96,8 @@ def _facts(card: CardFacts, lines: list[dict]) -> Iterator[tuple[str, str]]:
     recipe, model, found = card.recipe, card.recipe.model, counts(card.recipe.model)
     step = card.steps[0]
     source = _public(str(card.provenance.get("source") or recipe.name))
+    if card.run.name != recipe.name:
+        yield "run", _code(card.run.name)
     yield (
         "recipe",
         _code(recipe.name) + (f", from {_code(source)}" if source not in ("python", IMPORTED, recipe.name) else ""),
@@ -103,7 +111,7 @@ def _facts(card: CardFacts, lines: list[dict]) -> Iterator[tuple[str, str]]:
     yield "trained", f"{step:,} of {recipe.schedule.steps:,} steps, {step * recipe.tokens_per_step:,} tokens"
     yield from _train_loss(lines, step)
     yield "weights", _weights(card)
-    if recipe.data.path is not None:
+    if recipe.data.path is not None and step > 0:  # a run that was imported and made no step has read nothing
         yield "data", _code(_shown(_public_paths(recipe.data.path)))
     tokenizer = recipe.data.tokenizer
     yield (
@@ -176,11 +184,12 @@ def _use(card: CardFacts) -> str:
 pip install equimoe
 equimoe sample MODEL {shlex.quote(prompt)}
 equimoe eval MODEL --data 'docs/*.md'             # loss and bits per byte of your text
-equimoe download org/name                         # a copy of a repository of the Hub, every byte compared"""
+equimoe download org/name                         # config, weights and tokenizer, every byte compared"""
     if card.has_template:
         shell += "\nequimoe chat MODEL"
     with_transformers = f"""\
-from transformers import AutoModelForCausalLM, AutoTokenizer  # 5.24 or newer; runs the PyTorch code of this folder
+# pip install torch 'transformers>=5.24'; runs the PyTorch code of this folder
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("MODEL", trust_remote_code=True)
 model = AutoModelForCausalLM.from_pretrained("MODEL", trust_remote_code=True)

@@ -79,10 +79,10 @@ def verify(folder: Path, weights: Source, config: ModelConfig, dtype: np.dtype, 
             )
             torch_pass = TorchPass(jax_pass.files, 0, JAX_ONLY)
         found = _compare_logits(written, jax_pass, torch_pass)
-    return _judged(found, log)
+    return _judged(found, dtype, log)
 
 
-def _judged(found: Verification, log: Log) -> Verification:
+def _judged(found: Verification, dtype: np.dtype, log: Log) -> Verification:
     if not found.against_files <= MOST_DIFFERENCE:
         raise EquimoeError(
             "verification",
@@ -91,9 +91,11 @@ def _judged(found: Verification, log: Log) -> Verification:
             value=found.against_files,
         )
     ties = f"; {found.ties} ties of two experts went the other way" if found.ties else ""
+    rounding = "" if dtype == np.float32 else f", by rounding to {dtype.name}"
     log(
         f"verified through {found.through}, {found.positions} positions: largest difference of a logit"
-        f" {found.against_files:.1e} of the largest; beside the run {found.against_run:.1e},"
+        f" {found.against_files:.1e} of the largest; beside the run"
+        f" {found.against_run:.1e}{rounding},"
         f" same next token at {found.same_argmax:.1%}{ties}"
     )
     return found

@@ -59,7 +59,12 @@ def _status(folder: Path, name: str) -> os.stat_result:
     here = folder.resolve()
     snapshot = here.parent.name == "snapshots"
     inside = [here, here.parent.parent / "blobs"] if snapshot else [here]
-    target = (folder / name).resolve()
+    try:
+        target = (folder / name).resolve()
+    except (OSError, RuntimeError):  # Python before 3.13 has a RuntimeError for it
+        raise EquimoeError(
+            name, "is a link that leads back to itself", "Copy the file there", value=str(folder / name)
+        ) from None
     if not any(target.is_relative_to(place) for place in inside):
         raise EquimoeError(
             name, "is a link to a file outside of its folder", "Copy the file there", value=str(folder / name)

@@ -36,18 +36,23 @@ class TensorHandle:
         return dtype_of_kind(self.kind)
 
     def read(self) -> np.ndarray:
-        # framework "np" with ml_dtypes registered returns bfloat16 arrays too.
-        with safe_open(self.file, framework="np") as opened:
-            return opened.get_tensor(self.name)
+        return next(read_each([self]))
 
 
 def read_each(handles: Iterable[TensorHandle]) -> Iterator[np.ndarray]:
-    """The tensors one after another. A file is opened once for neighbours, not once for each of its many tensors."""
+    """The tensors one after another. A file is opened once for neighbours, not once for each of its many tensors.
+
+    EquimoeError if a file is no longer what it was when its header was read.
+    """
     for file, neighbours in groupby(handles, key=lambda handle: handle.file):
         try:
+            # framework "np" with ml_dtypes registered returns bfloat16 arrays too.
             with safe_open(file, framework="np") as opened:
                 for handle in neighbours:
-                    yield opened.get_tensor(handle.name)
+                    value = opened.get_tensor(handle.name)
+                    if value.shape != handle.shape:
+                        raise OSError(f"{handle.name} has become {list(value.shape)}")
+                    yield value
         except (SafetensorError, OSError) as error:
             raise EquimoeError(
                 str(file), f"cannot be read any more ({error})", "Check the disk, and try again"

@@ -55,7 +55,7 @@ def test_the_card_says_what_the_run_says(tiny, exported):
     score = [line for line in values if "eval_loss/heldout" in line][-1]
     loss = [line["loss"] for line in values if "loss" in line][-1]
     table = cells(card)
-    assert f"# {tiny.recipe.name}\n" in card
+    assert f"# {tiny.recipe.name}\n" in card and table["run"] == [f"`{tiny.run.name}`"]
     assert table["parameters"] == [f"{counts.total:,}"]
     assert table["active per token, without embeddings"] == [f"{counts.active:,}"]
     assert table["trained"] == ["12 of 12 steps, 3,072 tokens"]
@@ -82,6 +82,19 @@ def test_the_header_claims_no_licence_and_names_library_and_tags(exported):
     header = lines[1 : lines.index("---", 1)]
     assert header[:3] == ["library_name: transformers", "pipeline_tag: text-generation", "tags:"]
     assert {"- equimoe", "- mixture-of-experts", "- grug_moe"} <= set(header)
+
+
+@pytest.mark.parametrize(
+    ("provenance", "said"),
+    [
+        ({"overrides": ["schedule.steps=10"]}, True),
+        ({"overrides": ["data.path=docs/*.md"]}, False),
+        ({"overrides": [], "imported": {"source": "org/name"}}, False),
+    ],
+)
+def test_a_purpose_is_not_that_of_other_data_or_weights(tmp_path, provenance, said):
+    card = card_of(tmp_path, of=recipe(purpose="Text that comes with Python."), provenance=provenance)
+    assert ("Text that comes with Python." in card.split("## Recipe")[0]) is said
 
 
 def test_a_licence_only_if_it_is_given(tmp_path):
