@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -161,22 +162,24 @@ def _write_state(path: Path, state: TrainState) -> Callable[[], None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hide what Orbax warns about without need while it plans a save or a restore, and chunk sizes also after that."""
-    from absl import logging
+    from absl import logging as of_orbax
 
-    logger, before = logging.get_absl_logger(), logging.get_verbosity()
-    if _worth_saying not in logger.filters:
-        logger.addFilter(_worth_saying)  # said once an array, by the threads that write, when this is long left
-    logging.set_verbosity(logging.ERROR)
+    for logger in (of_orbax.get_absl_logger(), logging.getLogger("asyncio")):
+        if _worth_saying not in logger.filters:
+            logger.addFilter(_worth_saying)  # said once an array, by the threads that write, when this is long left
+    before = of_orbax.get_verbosity()
+    of_orbax.set_verbosity(of_orbax.ERROR)
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        of_orbax.set_verbosity(before)
 
 
 def _worth_saying(record: Any) -> bool:
     """Not the warning that a layer of a small model is a small chunk, which is what we ask for; nor the traceback of a
-    thread whose error is raised where it is waited for."""
-    return not any(text in str(record.msg) for text in ("target_byte_size", "raised an exception"))
+    thread or task whose error is raised where it is waited for."""
+    noise = ("target_byte_size", "raised an exception", "exception was never retrieved")
+    return not any(text in str(record.msg) for text in noise)
 
 
 def _chunked(ocp: Any, name: str, array: jax.Array):

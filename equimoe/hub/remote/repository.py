@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ __all__ = ["Blob", "Repository", "address", "checked_name", "listed", "passes", 
 WAIT_SECONDS = (1.0, 5.0, 20.0, 60.0)
 LONGEST_WAIT_SECONDS = 600.0  # of what the Hub may ask for
 # Busy, failed, or changed by another in the meantime: 409 and 412 are looked at anew, and pass or become an error.
+_REFUSED = re.compile(r"status client error \((?!408|429)4\d\d")  # xet tells the status in its text alone
 _PASSING = {408, 409, 412, 429, 500, 502, 503, 504}
 
 Log = Callable[[str], None]
@@ -196,5 +198,7 @@ def passes(error: BaseException) -> bool:
         return response.status_code in _PASSING or response.request.method == "PUT"
     connection = (errors.HTTPError, ConnectionError, TimeoutError, json.JSONDecodeError)  # the last: an error page
     chain = list(error_chain(error))
+    if any(_REFUSED.search(str(each)) for each in chain):
+        return False
     offline = any(isinstance(each, errors.OfflineModeIsEnabled) for each in chain)
     return not offline and any(isinstance(each, connection) for each in chain)

@@ -486,3 +486,11 @@ def test_the_command_prints_json_and_tells_the_rest_to_stderr(hub, four, monkeyp
     with pytest.raises(SystemExit) as stop:
         app.main()
     assert stop.value.code == 2 and "--tag" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("status", "again"), [("404 Not Found", False), ("403 Forbidden", False), ("429 Too Many", True)]
+)
+def test_a_refusal_of_xet_is_no_network_that_fails(status, again):
+    error = ConnectionError(f"Network error: Request error: HTTP status client error ({status}), domain: http://x/y")
+    assert repository.passes(error) is again
