@@ -178,7 +178,7 @@ def _quiet() -> Iterator[None]:
 def _worth_saying(record: Any) -> bool:
     """Not the warning that a layer of a small model is a small chunk, which is what we ask for; nor the traceback of a
     thread or task whose error is raised where it is waited for."""
-    noise = ("target_byte_size", "raised an exception", "exception was never retrieved")
+    noise = ("target_byte_size", "raised an exception", "exception was never retrieved", "Handler Commit operations")
     return not any(text in str(record.msg) for text in noise)
 
 
