@@ -40,7 +40,7 @@ def bench_export(
     sizes = SIZES if sizes is None else sizes
     with tempfile.TemporaryDirectory(prefix="equimoe-bench-", dir=folder) as place:
         run, out = Path(place) / "run", Path(place) / "out"
-        log(f"making a checkpoint of {layers} layers in {place}")
+        log(f"making a checkpoint of {layers} layer{'s' if layers > 1 else ''} in {place}")
         made = _child("make_run", {}, run=str(run), sizes={"layers": layers, **sizes})
         found: dict[str, Any] = {"weight_bytes": made["weight_bytes"], "checkpoint_bytes": made["checkpoint_bytes"]}
         for name, environment in (environments or {"plain": {}}).items():

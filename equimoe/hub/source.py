@@ -30,6 +30,10 @@ def find_source(src: str) -> Path | str:
             ) from None
         if is_hub_id(src):
             return src
+        if src.startswith((".", "/", "~")):  # a path, and no run's name
+            raise EquimoeError(
+                "src", "is not there: a run, a folder with a model, or a Hub id", "Check the path", value=src
+            ) from None
         raise
 
 

@@ -117,6 +117,9 @@ def test_where_a_source_is_found(tmp_path, monkeypatch):
     for nothing in ("tinny", "runs/tinny", "out/none"):
         with pytest.raises(EquimoeError, match="must be a folder that holds recipe.json"):
             find_source(nothing)
+    for path in ("./none", "/none", "../none"):
+        with pytest.raises(EquimoeError, match=rf"src \('{path}'\): is not there"):
+            find_source(path)
 
 
 def test_the_first_grows_and_the_others_follow(monkeypatch, capsys):
