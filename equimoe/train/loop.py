@@ -238,6 +238,8 @@ class _Session:
             over=on_mesh(self.mesh, recipe.transport),
         )
         self.scorer = make_scorer(recipe.compute_dtype, on_mesh(self.mesh, Transport()))  # local: nothing is dropped
+        drops = recipe.transport.kind != "local"
+        self.as_trained = make_scorer(recipe.compute_dtype, on_mesh(self.mesh, recipe.transport)) if drops else None
         self.log = RunLog(self.run)
         self.saver = Saver(self.run, recipe, self.data.prepared.tokenizer_path.read_bytes(), self.log)
         self.display = Display(recipe.schedule.steps, int(state.step))
@@ -340,6 +342,7 @@ class _Session:
                 say=self.display.say,
                 place=self._on_devices,
                 stop=stop,
+                as_trained=self.as_trained,
             ):
                 return False
             self.log.write("timing", {"step": step, "evaluation_seconds": time.perf_counter() - begin})

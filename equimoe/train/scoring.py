@@ -53,8 +53,12 @@ def score_sets(
     say: Callable[[str], None],
     place: Callable[[Batch], tuple[Any, ...]],
     stop: Callable[[], bool],
+    as_trained: Scorer | None = None,
 ) -> bool:
-    """Score the named sets, `rows` rows at a time, a line each as it is done; False if `stop` cut it short."""
+    """Score the named sets, `rows` rows at a time, a line each as it is done; False if `stop` cut it short.
+
+    `as_trained`: scores once more with what the run's transport drops, for the loss beside that of `scorer`.
+    """
     for name in names:
         if name == MEANS[0]:
             log.write("metrics", {"step": step, **_means(log, stores, step)})
@@ -64,17 +68,23 @@ def score_sets(
         score = evaluate(scorer, model, batches, store.total_text_bytes, place=place, stop=stop)
         if score is None:
             return False
-        log.write(
-            "metrics",
-            {
-                "step": step,
-                f"eval_loss/{name}": score.loss,
-                f"eval_bits_per_byte/{name}": score.bits_per_byte,
-                f"eval_tokens/{name}": score.tokens,
-            },
-        )
+        line = {
+            "step": step,
+            f"eval_loss/{name}": score.loss,
+            f"eval_bits_per_byte/{name}": score.bits_per_byte,
+            f"eval_tokens/{name}": score.tokens,
+        }
         title = "held-out" if name == HELDOUT else name
-        say(f"step {step}  {title} loss {score.loss:.4f}  bits per byte {score.bits_per_byte:.4f}")
+        said = f"step {step}  {title} loss {score.loss:.4f}  bits per byte {score.bits_per_byte:.4f}"
+        if as_trained is not None:
+            batches = heldout_batches(store, model.config.max_position_embeddings, rows)
+            dropping = evaluate(as_trained, model, batches, store.total_text_bytes, place=place, stop=stop)
+            if dropping is None:
+                return False
+            line[f"eval_loss_as_trained/{name}"] = dropping.loss
+            said += f"  loss with drops {dropping.loss:.4f}"
+        log.write("metrics", line)
+        say(said)
     return True
 
 

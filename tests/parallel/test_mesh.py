@@ -20,6 +20,7 @@ from equimoe.recipe import Mesh
 from equimoe.train import checkpoint, loop
 from equimoe.train.metrics import read_lines
 
+AS_TRAINED = "eval_loss_as_trained/"
 SCRIPT = Path(__file__).with_name("eight_devices.py")
 
 
@@ -177,7 +178,11 @@ def test_eight_devices_train_as_one(tiny, on_eight, run):
     one, eight = (read_lines(folder / "metrics.jsonl") for folder in (tiny.run, run))
     for expected, found in zip(one, eight, strict=True):
         more = found.keys() - expected.keys()
-        assert expected.keys() <= found.keys() and all(name.startswith("dropped_at_") for name in more)
+        assert expected.keys() <= found.keys() and all(name.startswith(("dropped_at_", AS_TRAINED)) for name in more)
+        scored, drops = "eval_loss/heldout" in found, run.name in ("pooled_wave", "ragged")
+        assert (f"{AS_TRAINED}heldout" in found) is (scored and drops)
+        if scored and drops:  # there is room for all
+            assert found[f"{AS_TRAINED}heldout"] == pytest.approx(found["eval_loss/heldout"], rel=1e-6)
         assert not any(found[name] for name in found if name.startswith("dropped"))
         for name, value in expected.items():
             assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-5), (expected["step"], name)
