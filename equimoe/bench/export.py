@@ -127,11 +127,9 @@ def make_run(run: str, sizes: dict[str, int]) -> dict[str, int]:
 
 
 def read_arrays(run: str) -> dict[str, Any]:
-    """Every weight of the checkpoint, array by array, each whole, as TensorStore reads when it is told nothing else."""
-    import tensorstore as ts
-
+    """Every weight of the checkpoint, array by array, each whole: TensorStore reads its chunks side by side."""
     from equimoe.recipe.recipe_json import read_recipe
-    from equimoe.train.checkpoint import array_spec, newest_checkpoint
+    from equimoe.train.checkpoint import newest_checkpoint, open_array
     from equimoe.weights import describe
 
     folder = Path(run)
@@ -140,7 +138,7 @@ def read_arrays(run: str) -> dict[str, Any]:
 
     def read() -> None:
         for path in paths:
-            ts.open(array_spec(newest, f"model.{path}"), open=True, read=True).result().read().result()
+            open_array(newest, f"model.{path}").read().result()
 
     return dict(measured(read))
 

@@ -13,7 +13,7 @@ from equimoe.model.router import Router, Routing
 from equimoe.model.short_conv import short_conv
 from equimoe.parallel.on_mesh import OnMesh
 from equimoe.parallel.transports.local import local
-from equimoe.parallel.transports.slots import Counts
+from equimoe.parallel.transports.slots import Assignments, Counts
 
 __all__ = ["ROUTED", "MoE"]
 
@@ -49,9 +49,7 @@ class MoE(eqx.Module):
         routed, counts = (local if over is None else over.routed_sum)(
             self.experts,
             narrow,
-            routing.weights,
-            routing.selected,
-            routing.valid,
+            Assignments(routing.selected, routing.weights, routing.valid),
             experts_in_all=config.num_experts,
         )
         routed = checkpoint_name(routed.astype(flat.dtype), ROUTED)

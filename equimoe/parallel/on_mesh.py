@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Float32, Int, PyTree
+from jaxtyping import Array, Float, Float32, PyTree
 
 from equimoe.axes import LogicalAxis
 from equimoe.config import ModelConfig
@@ -30,7 +30,7 @@ from equimoe.parallel.layout import LOGICAL_TO_MESH, TOKEN_AXES
 from equimoe.parallel.transports.local import local
 from equimoe.parallel.transports.pooled_wave import pooled_wave
 from equimoe.parallel.transports.ragged import ragged
-from equimoe.parallel.transports.slots import Counts
+from equimoe.parallel.transports.slots import Assignments, Counts
 from equimoe.recipe import Transport
 from equimoe.weights import describe
 
@@ -68,9 +68,7 @@ class OnMesh:
         self,
         experts: Any,
         x: Float[Array, "T L"],
-        weights: Float32[Array, "T K"],
-        selected: Int[Array, "T K"],
-        valid: Bool[Array, " T"],
+        assigned: Assignments,
         *,
         experts_in_all: int,
     ) -> tuple[Float32[Array, "T L"], Counts]:
@@ -78,19 +76,19 @@ class OnMesh:
         carry = partial(self._carry(), experts_in_all=experts_in_all)
         split = () if self.transport.kind == "local" else (_EXPERTS,)
 
-        def here(experts, x, weights, selected, valid):
+        def here(experts, x, assigned):
             # Copies on several devices: their gradients are summed, which is what turning them into varying ones says.
             copied = tuple(axis for axis in TOKEN_AXES if axis not in split)
-            y, counts = carry(jax.lax.pcast(experts, copied, to="varying"), x, weights, selected, valid)
+            y, counts = carry(jax.lax.pcast(experts, copied, to="varying"), x, assigned)
             return y, jax.tree.map(lambda count: jax.lax.psum(count, TOKEN_AXES), counts)
 
         tokens = PartitionSpec(TOKEN_AXES)
         return jax.shard_map(
             here,
             mesh=self.mesh,
-            in_specs=(PartitionSpec(split or None), tokens, tokens, tokens, tokens),
+            in_specs=(PartitionSpec(split or None), tokens, tokens),
             out_specs=(tokens, PartitionSpec()),
-        )(experts, x, weights, selected, valid)
+        )(experts, x, assigned)
 
     def _carry(self):
         one = self.transport

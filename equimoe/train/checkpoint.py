@@ -32,7 +32,6 @@ from equimoe.files import ASIDE_PREFIX, aside, sync_folder, write_file
 from equimoe.train.state import TrainState
 
 __all__ = [
-    "array_spec",
     "begin",
     "committed_steps",
     "newest_checkpoint",
@@ -256,18 +255,16 @@ def read_layer(checkpoint: Path, name: str, layer: int) -> np.ndarray:
     return open_array(checkpoint, name)[layer].read().result()
 
 
-def array_spec(checkpoint: Path, name: str) -> dict:
-    """Where one array lies, in TensorStore's words."""
-    base = f"file://{checkpoint.resolve() / STATE}/"
-    return {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"}}
-
-
 def open_array(checkpoint: Path, name: str) -> Any:
     """One array as a TensorStore: `[...]` selects, `.read()` begins to read and gives a future. Nothing is read yet."""
     import tensorstore as ts
 
+    spec = {
+        "driver": "zarr",
+        "kvstore": {"driver": "ocdbt", "base": f"file://{checkpoint.resolve() / STATE}/", "path": f"{name}/"},
+    }
     try:
-        return ts.open(array_spec(checkpoint, name), open=True, read=True).result()
+        return ts.open(spec, open=True, read=True).result()
     except ValueError as error:
         raise EquimoeError(
             "checkpoint",

@@ -20,6 +20,7 @@ from equimoe.model.experts import Experts
 from equimoe.parallel.capabilities import capabilities
 from equimoe.parallel.on_mesh import OnMesh
 from equimoe.parallel.transports.capacity import capacity, largest_capacity
+from equimoe.parallel.transports.slots import Assignments
 from equimoe.recipe import Transport
 
 ragged_transport, ragged_exchange, grouped_matmul = (  # modules, of which some have a function of their own name
@@ -191,9 +192,9 @@ def test_ragged_is_the_primitive_on_a_gpu(monkeypatch):
 
     weights = [of(experts, *shape, over="expert") for shape in ((width, inner), (width, inner), (inner, width))]
 
-    def total(weights, *batch):
-        over = OnMesh(mesh, Transport("ragged"))
-        return over.routed_sum(Experts(*weights), *batch, experts_in_all=experts)[0].sum()
+    def total(weights, x, combined, selected, valid):
+        over, assigned = OnMesh(mesh, Transport("ragged")), Assignments(selected, combined, valid)
+        return over.routed_sum(Experts(*weights), x, assigned, experts_in_all=experts)[0].sum()
 
     choices = of(tokens, 8, dtype=jnp.float32), of(tokens, 8, dtype=jnp.int32)
     batch = (of(tokens, width), *choices, of(tokens, dtype=bool))

@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import drops_by_hand
@@ -26,6 +27,7 @@ from equimoe.model.init import abstract
 from equimoe.parallel.mesh import make_mesh, row_sharding, weight_shardings
 from equimoe.parallel.on_mesh import OnMesh
 from equimoe.parallel.transports.local import local
+from equimoe.parallel.transports.slots import Assignments
 
 K, WIDE, INNER = 2, 8, 4
 
@@ -47,10 +49,11 @@ def kept_by(over: OnMesh, experts, tokens, width, selected, valid):
     """(kept [T, K], counts): each k alone, with weight 1, on rows of ones."""
     unchanged = Unchanged(experts.gate, experts.up, experts.down)
     ones, k = jnp.ones((tokens, width)), selected.shape[1]
-    carry = jax.jit(lambda *a: over.routed_sum(*a, experts_in_all=experts.gate.shape[0]))
+    carry = jax.jit(partial(over.routed_sum, experts_in_all=experts.gate.shape[0]))
     found = []
     for j in range(k):
-        y, counts = carry(unchanged, ones, jnp.zeros((tokens, k)).at[:, j].set(1.0), selected, valid)
+        alone = jnp.zeros((tokens, k)).at[:, j].set(1.0)
+        y, counts = carry(unchanged, ones, Assignments(selected, alone, valid))
         found.append(np.asarray(y)[:, 0])
     kept = np.stack(found, axis=1)
     assert set(np.unique(kept)) <= {0.0, 1.0}
@@ -70,7 +73,8 @@ def golden_drops(golden: str) -> dict:
         kind = "ragged" if case.startswith("ragged") else "pooled_wave"
         over = OnMesh(mesh_of("1x1x8x1"), Transport(kind, waves=3, transport_factor=1.05, receiver_factor=1.05))
         valid = jnp.asarray(tensors[f"token_valid.{case.split('.')[-1]}"])
-        y, _ = jax.jit(lambda *a, o=over: o.routed_sum(*a, experts_in_all=48))(experts, x, weights, selected, valid)
+        assigned = Assignments(selected, weights, valid)
+        y, _ = jax.jit(partial(over.routed_sum, experts_in_all=48))(experts, x, assigned)
         kept, counts = kept_by(over, experts, *x.shape, selected, valid)
         found[case] = {
             "kept": int(kept.sum()),
@@ -139,7 +143,13 @@ def equality(mesh: str, local_experts: int, padded: bool, settings: dict, seed: 
         @jax.jit
         def run(experts, x, weights):
             y, back, counts = jax.vjp(
-                lambda *a: carry(*a, selected, valid, experts_in_all=experts_in_all), experts, x, weights, has_aux=True
+                lambda experts, x, weights: carry(
+                    experts, x, Assignments(selected, weights, valid), experts_in_all=experts_in_all
+                ),
+                experts,
+                x,
+                weights,
+                has_aux=True,
             )
             return (y, *back(pull)), counts
 

@@ -94,8 +94,7 @@ def _judged(found: Verification, dtype: np.dtype, log: Log) -> Verification:
     rounding = "" if dtype == np.float32 else f", by rounding to {dtype.name}"
     log(
         f"verified through {found.through}, {found.positions} positions: largest difference of a logit"
-        f" {found.against_files:.1e} of the largest; beside the run"
-        f" {found.against_run:.1e}{rounding},"
+        f" {found.against_files:.1e} of the largest; beside the run {found.against_run:.1e}{rounding},"
         f" same next token at {found.same_argmax:.1%}{ties}"
     )
     return found

@@ -50,19 +50,17 @@ class Dispatch(eqx.Module):
 def local(
     experts: Any,
     x: Float[Array, "T L"],
-    weights: Float32[Array, "T K"],
-    selected: Int[Array, "T K"],
-    valid: Bool[Array, " T"],
+    assigned: Assignments,
     *,
     experts_in_all: int,
 ) -> tuple[Float32[Array, "T L"], Counts]:
     """Every token's K experts, weighted and summed, and the counts. `experts(rows, groups)` are all E of them."""
     with jax.named_scope("dispatch"):
-        room = even_expert_rows(selected.size, experts_in_all)
-        plan = plan_dispatch(selected, valid, experts_in_all, even_rows=room)
+        room = even_expert_rows(assigned.selected.size, experts_in_all)
+        plan = plan_dispatch(assigned.selected, assigned.valid, experts_in_all, even_rows=room)
         # A few integers per token: cheaper to keep for the backward than to sort again.
         plan = jax.tree.map(lambda a: checkpoint_name(a, DISPATCH_PLAN), plan)
-    return routed_sum(experts, x, weights, plan), plan.counts
+    return routed_sum(experts, x, assigned.weights, plan), plan.counts
 
 
 def routed_sum(
@@ -144,12 +142,12 @@ def plan_dispatch(
     return Dispatch(parts, Counts(order.sizes, none, none, skipped))
 
 
-def even_layout(experts: int, rows: int) -> Layout:
-    """Every expert has `rows` slots."""
+def even_layout(experts: int, rows: int, room: Int32[Array, ""] | int | None = None) -> Layout:
+    """Every expert has `rows` slots, of which it may fill `room`; None: all."""
     each = jnp.arange(experts, dtype=jnp.int32)
     return Layout(
         first_slot=each * rows,
-        room=jnp.full(experts, rows, jnp.int32),
+        room=jnp.full(experts, rows if room is None else room, jnp.int32),
         owner=jnp.repeat(each, rows),
         groups=Groups(None, jnp.int32(experts)),
     )

@@ -23,11 +23,22 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32
+from jaxtyping import Array, Float, Float32, Int, Int32
 
 from equimoe.parallel.transports.capacity import capacity, largest_capacity
 from equimoe.parallel.transports.local import even_layout
-from equimoe.parallel.transports.slots import Counts, Ranked, Slots, combine, dispatch, gather, placed, ranked
+from equimoe.parallel.transports.slots import (
+    Assignments,
+    Counts,
+    Ranked,
+    Slots,
+    bin_sizes,
+    combine,
+    dispatch,
+    gather,
+    placed,
+    ranked,
+)
 
 __all__ = ["SenderPlan", "plan_pools", "pooled_wave"]
 
@@ -65,13 +76,12 @@ class SenderPlan(eqx.Module):
         return jnp.sum(jnp.minimum(self.order.sizes, self.capacity * self.waves), dtype=jnp.int32)
 
 
-def plan_pools(
-    selected: Int[Array, "T K"], valid: Bool[Array, " T"], experts: int, shards: int, *, waves: int, factor: float
-) -> SenderPlan:
+def plan_pools(assigned: Assignments, experts: int, shards: int, *, waves: int, factor: float) -> SenderPlan:
     """Ranks within each destination. A pool has ceil(factor * valid assignments / (shards * waves)) slots a wave."""
-    pool_rows = largest_capacity(selected.size, factor, shards * waves, selected.size)
-    shard, expert = jnp.divmod(selected.astype(jnp.int32), experts // shards)
-    destination = jnp.where(valid[:, None], shard, shards)
+    size = assigned.selected.size
+    pool_rows = largest_capacity(size, factor, shards * waves, size)
+    # Padding is in a shard of its own, one past the last.
+    destination, expert = jnp.divmod(assigned.expert(experts), experts // shards)
     order = ranked(destination.reshape(-1), shards)
     return SenderPlan(
         expert=expert,
@@ -86,9 +96,7 @@ def plan_pools(
 def pooled_wave(
     experts: Any,
     x: Float[Array, "T L"],
-    weights: Float32[Array, "T K"],
-    selected: Int[Array, "T K"],
-    valid: Bool[Array, " T"],
+    assigned: Assignments,
     *,
     axis: str,
     experts_in_all: int,
@@ -100,10 +108,10 @@ def pooled_wave(
 
     `experts(rows, groups)` are those of this device, experts_in_all / (length of `axis`) in number.
     """
-    shards, assignments = jax.lax.axis_size(axis), selected.size
+    shards, every = jax.lax.axis_size(axis), jax.lax.axis_size(axis) * assigned.selected.size
     here = experts_in_all // shards
-    plan = plan_pools(selected, valid, experts_in_all, shards, waves=waves, factor=transport_factor)
-    rows = largest_capacity(shards * assignments, receiver_factor, experts_in_all * waves, shards * plan.pool_rows)
+    plan = plan_pools(assigned, experts_in_all, shards, waves=waves, factor=transport_factor)
+    rows = largest_capacity(every, receiver_factor, experts_in_all * waves, shards * plan.pool_rows)
     everyone = jax.lax.psum(jnp.sum(plan.order.sizes), axis)
     room = capacity(everyone, receiver_factor, experts_in_all * waves, rows)
 
@@ -123,13 +131,12 @@ def pooled_wave(
             return combine(returned.reshape(-1, x.shape[-1]), weights, slots), dropped
 
     def add(so_far, wave):
-        return jax.tree.map(jnp.add, so_far, one_wave(experts, x, weights, wave)), None
+        return jax.tree.map(jnp.add, so_far, one_wave(experts, x, assigned.weights, wave)), None
 
     nothing = (jnp.zeros_like(x, jnp.float32), jnp.zeros_like(plan.capacity))  # zeros_like: varying over the mesh too
     (y, at_receiver), _ = jax.lax.scan(add, nothing, jnp.arange(waves, dtype=jnp.int32))
-    asked = ranked(jnp.where(valid[:, None], selected, experts_in_all).astype(jnp.int32).reshape(-1), experts_in_all)
-    at_sender = jnp.sum(plan.order.sizes) - plan.kept()
-    return y, Counts(asked.sizes, at_sender, at_receiver, jnp.sum(~valid, dtype=jnp.int32) * selected.shape[1])
+    asked = bin_sizes(assigned.expert(experts_in_all).reshape(-1), experts_in_all)
+    return y, Counts(asked, jnp.sum(plan.order.sizes) - plan.kept(), at_receiver, assigned.skipped())
 
 
 def _at_receiver(
@@ -142,9 +149,7 @@ def _at_receiver(
     shards, pool_rows = expert.shape
     in_turn = jnp.minimum(expert.T.reshape(-1, 1), experts)
     order = ranked(in_turn[:, 0], experts)
-    layout = even_layout(experts, rows)
-    layout = eqx.tree_at(lambda one: one.room, layout, jnp.broadcast_to(room, (experts,)))
-    found = placed(in_turn, order, layout)
+    found = placed(in_turn, order, even_layout(experts, rows, room))
     slot, sender = jnp.divmod(found.assignment_of_slot, shards)
     empty = found.assignment_of_slot >= expert.size
     slots = Slots(

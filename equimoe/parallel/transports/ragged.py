@@ -18,13 +18,23 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32
+from jaxtyping import Array, Float, Float32, Int32
 
 from equimoe.parallel.capabilities import capabilities
 from equimoe.parallel.transports.capacity import capacity, largest_capacity
 from equimoe.parallel.transports.local import grouped_layout
 from equimoe.parallel.transports.ragged_exchange import Slices, exchange
-from equimoe.parallel.transports.slots import Counts, Groups, Slots, combine, dispatch, gather, placed, ranked
+from equimoe.parallel.transports.slots import (
+    Assignments,
+    Counts,
+    Groups,
+    Slots,
+    combine,
+    dispatch,
+    gather,
+    placed,
+    ranked,
+)
 
 __all__ = ["ChunkPlan", "plan_chunk", "ragged"]
 
@@ -52,9 +62,7 @@ def plan_chunk(asked: Int32[Array, "S shards experts"], room: Int32[Array, ""]) 
 def ragged(
     experts: Any,
     x: Float[Array, "T L"],
-    weights: Float32[Array, "T K"],
-    selected: Int[Array, "T K"],
-    valid: Bool[Array, " T"],
+    assigned: Assignments,
     *,
     axis: str,
     experts_in_all: int,
@@ -68,10 +76,10 @@ def ragged(
     here = experts_in_all // shards
     chunks = 2 if here % 2 == 0 else 1
     with jax.named_scope("dispatch"):
-        expert = jnp.where(valid[:, None], selected, experts_in_all).astype(jnp.int32)
+        expert = assigned.expert(experts_in_all)
         order = ranked(expert.reshape(-1), experts_in_all)
         asked = jax.lax.all_gather(order.sizes, axis).reshape(shards, shards, chunks, here // chunks)
-        every = shards * selected.size
+        every = shards * expert.size
         most = largest_capacity(every, factor, shards, chunks * every)
         buffer_rows = -(-most // chunks)  # of a chunk: never more than all rows of all devices
         room = -(-capacity(jnp.sum(asked), factor, shards, most) // chunks)
@@ -79,13 +87,13 @@ def ragged(
         sent = jnp.stack([plan.sent[me] for plan in plans], axis=1).reshape(-1)  # of this device, to every expert
         slots = _sorted_slots(expert, order, sent)
         rows = dispatch(x, slots)
-        starts = order.starts.reshape(shards, chunks, -1)
-        every_start = jax.lax.all_gather(order.starts, axis).reshape(asked.shape)
+        in_order = asked.reshape(shards, -1)
+        starts = (jnp.cumsum(in_order, axis=1, dtype=jnp.int32) - in_order).reshape(asked.shape)  # in every operand
     returned = 0
     for chunk, plan in enumerate(plans):
         with jax.named_scope("dispatch"):
-            out = Slices(starts[:, chunk], plan.sent[me], plan.arrives_at[me], plan.sent[:, me])
-            back = Slices(plan.arrives_at[:, me], plan.sent[:, me], every_start[:, me, chunk], plan.sent[me])
+            out = Slices(starts[me][:, chunk], plan.sent[me], plan.arrives_at[me], plan.sent[:, me])
+            back = Slices(plan.arrives_at[:, me], plan.sent[:, me], starts[:, me, chunk], plan.sent[me])
             arrived = exchange(rows, out, back, buffer_rows, axis)
         mine = jax.tree.map(lambda w, c=chunk: w.reshape(chunks, -1, *w.shape[1:])[c], experts)
         with jax.named_scope("experts"):
@@ -93,10 +101,9 @@ def ragged(
         with jax.named_scope("combine"):
             returned = returned + exchange(arrived, back, out, rows.shape[0], axis)
     with jax.named_scope("combine"):
-        y = combine(returned, weights, slots)
+        y = combine(returned, assigned.weights, slots)
     dropped = jnp.sum(order.sizes) - jnp.sum(sent)
-    skipped = jnp.sum(~valid, dtype=jnp.int32) * selected.shape[1]
-    return y, Counts(order.sizes, dropped, jnp.zeros_like(dropped), skipped)
+    return y, Counts(order.sizes, dropped, jnp.zeros_like(dropped), assigned.skipped())
 
 
 def _sorted_slots(expert, order, sent) -> Slots:

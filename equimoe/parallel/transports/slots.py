@@ -9,9 +9,39 @@ from __future__ import annotations
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, Int, Int32
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
-__all__ = ["Counts", "Groups", "Layout", "Part", "Ranked", "Slots", "combine", "dispatch", "gather", "placed", "ranked"]
+__all__ = [
+    "Assignments",
+    "Counts",
+    "Groups",
+    "Layout",
+    "Part",
+    "Ranked",
+    "Slots",
+    "bin_sizes",
+    "combine",
+    "dispatch",
+    "gather",
+    "placed",
+    "ranked",
+]
+
+
+class Assignments(eqx.Module):
+    """What the router chose: the K experts of each token, and how their rows are weighted."""
+
+    selected: Int32[Array, "T K"]
+    weights: Float32[Array, "T K"]
+    valid: Bool[Array, " T"]  # False: padding, that asks for no expert
+
+    def expert(self, none: int) -> Int32[Array, "T K"]:
+        """`none` for padding."""
+        return jnp.where(self.valid[:, None], self.selected, none)
+
+    def skipped(self) -> Int32[Array, ""]:
+        """Assignments of padding."""
+        return jnp.sum(~self.valid, dtype=jnp.int32) * self.selected.shape[1]
 
 
 class Counts(eqx.Module):
@@ -62,9 +92,18 @@ def ranked(bin_of: Int32[Array, " N"], bins: int) -> Ranked:
     order = jnp.argsort(bin_of, stable=True).astype(jnp.int32)
     counting = jnp.arange(bin_of.shape[0], dtype=jnp.int32)
     place = jnp.zeros_like(counting).at[order].set(counting, unique_indices=True)
-    bounds = jnp.searchsorted(bin_of[order], jnp.arange(bins + 1, dtype=jnp.int32)).astype(jnp.int32)
+    bounds = _bounds(bin_of[order], bins)
     rank = place - bounds[jnp.minimum(bin_of, bins - 1)]
     return Ranked(rank=rank, order=order, starts=bounds[:-1], sizes=jnp.diff(bounds))
+
+
+def bin_sizes(bin_of: Int32[Array, " N"], bins: int) -> Int32[Array, " bins"]:
+    """How many are in each bin, where their order does not matter."""
+    return jnp.diff(_bounds(jnp.sort(bin_of), bins))
+
+
+def _bounds(ordered: Int32[Array, " N"], bins: int) -> Int32[Array, " edges"]:
+    return jnp.searchsorted(ordered, jnp.arange(bins + 1, dtype=jnp.int32)).astype(jnp.int32)
 
 
 class Layout(eqx.Module):
