@@ -1,8 +1,9 @@
 """Which settings decide what a run computes, and which may change while it goes on. Plain Python, no JAX.
 
 A run that is resumed must be the run that was started. Cadence and copies of what is saved, scored, sampled and logged
-leave its weights alone, and so do the devices (up to rounding); everything else decides them. The deciding values are
-kept in every checkpoint, so that a recipe.json that was edited in between is found out.
+leave its weights alone, and so do the devices (up to rounding, and as far as no transport drops anything: its room is
+a device's); everything else decides them. The deciding values are kept in every checkpoint, so that a recipe.json that
+was edited in between is found out.
 """
 
 from __future__ import annotations

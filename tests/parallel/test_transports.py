@@ -101,6 +101,7 @@ DROPS = [  # mesh, experts a device, padded, transport, seed
     ["1x2x4x1", 8, True, pooled(2, 0.7, 1.0), 1],
     ["2x2x2x1", 12, False, pooled(3, 1.15, 1.15), 2],
     ["1x4x1x2", 6, True, pooled(5, 1.0, 0.6), 3],
+    ["1x2x4x1", 3, True, pooled(9, 0.5, 1.0), 7],  # one slot a pool: ceil(0.5 * 24 / (4 * 9))
     ["1x1x8x1", 3, True, ragged(0.8), 4],
     ["2x2x2x1", 6, False, ragged(1.0), 5],
     ["1x4x1x2", 8, True, ragged(0.9), 6],

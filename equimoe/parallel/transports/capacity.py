@@ -20,6 +20,8 @@ def capacity(count: Int[Array, "*shape"], factor: float, divisor: int, size: int
     The reference computes in float64, where 70 * 1.1 is above 77 and 20 * 1.05 is 21: neither float32 nor exact
     fractions round like that. So the counts at which the capacity rises are computed by NumPy, once, while tracing.
     """
+    if size == 1:  # a search in nothing would not depend on `count`, nor vary over the mesh as it does
+        return jnp.ones_like(count, jnp.int32)
     return 1 + jnp.searchsorted(jnp.asarray(_rises(factor, divisor, size)), count, side="right").astype(jnp.int32)
 
 
