@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from typing import Annotated
+import traceback
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -76,11 +77,23 @@ def main() -> None:
         app()
     except EquimoeError as error:
         print(f"equimoe: {error}", file=sys.stderr)
-        sys.exit(2)
+        _exit(2)
     except KeyboardInterrupt:
-        sys.exit(130)
+        _exit(130)
     except SystemExit as stop:
-        if stop.code in (130, 143) and any(thread.name.startswith("save ") for thread in threading.enumerate()):
-            sys.stdout.flush()
-            os._exit(stop.code)  # the second Ctrl-C: Python would wait for the threads of the save under way
+        if stop.code in (130, 143):
+            _exit(stop.code)
         raise
+    except Exception:
+        traceback.print_exc()
+        _exit(1)
+
+
+def _exit(code: int) -> NoReturn:
+    """End at once where Python would wait: for the threads of a save under way (the second Ctrl-C), or for the other
+    processes of a run, which do not come any more."""
+    if any(thread.name.startswith(("save ", "meeting")) for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -12,16 +12,22 @@ __all__ = [
     "DataPaths",
     "Force",
     "ForceFetch",
+    "Meeting",
     "Overrides",
+    "Process",
+    "Processes",
     "Recipe",
     "Revision",
     "Run",
     "Source",
+    "StartTimeout",
     "Step",
     "data_overrides",
     "hide_progress",
     "runs_here",
 ]
+
+MANY = "Many processes"
 
 
 def _recipes(incomplete: str) -> list[str]:
@@ -90,5 +96,40 @@ Revision = Annotated[
 Force = Annotated[
     bool,
     typer.Option("--force", help="Also if the weights exceed the memory of a device here, or hold NaN or infinity."),
+]
+Meeting = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        envvar="EQUIMOE_MEETING",
+        help="Of several processes: where process 0 is met.",
+        show_default="of Slurm, else alone",
+        rich_help_panel=MANY,
+    ),
+]
+Processes = Annotated[
+    int | None,
+    typer.Option(metavar="N", envvar="EQUIMOE_PROCESSES", min=1, help="How many they are.", rich_help_panel=MANY),
+]
+Process = Annotated[
+    int | None,
+    typer.Option(
+        metavar="I",
+        envvar="EQUIMOE_PROCESS",
+        min=0,
+        help="Which one this is, from 0.",
+        show_default="JOB_COMPLETION_INDEX of Kubernetes",
+        rich_help_panel=MANY,
+    ),
+]
+StartTimeout = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        envvar="EQUIMOE_START_TIMEOUT",
+        min=1.0,
+        help="How long all wait for each other at the start.",
+        rich_help_panel=MANY,
+    ),
 ]
 ForceFetch = Annotated[bool, typer.Option("--force", help="Also if the weights exceed the memory of a device here.")]

@@ -12,11 +12,15 @@ from equimoe.cli.arguments import (
     AsJson,
     DataPaths,
     Force,
+    Meeting,
     Overrides,
+    Process,
+    Processes,
     Recipe,
     Revision,
     Run,
     Source,
+    StartTimeout,
     Step,
     data_overrides,
 )
@@ -41,8 +45,15 @@ def train(
         typer.Option(metavar="NAME_OR_PATH", help="A name (runs/NAME) or a folder; default: the recipe's name."),
     ] = None,
     data: DataPaths = None,
+    meeting: Meeting = None,
+    processes: Processes = None,
+    process: Process = None,
+    start_timeout: StartTimeout = 300.0,
 ) -> None:
     """Train a recipe from its start. Ctrl-C saves and prints how to resume; a run is never overwritten.
+
+    Many processes, one a host or one a GPU, train one run: under Slurm `srun equimoe train` is all; elsewhere each is
+    told where they meet, how many they are and which one it is.
 
     [bold]Examples[/bold]
 
@@ -50,20 +61,34 @@ def train(
       equimoe train tiny schedule.steps=50 model.num_experts=32 --run short
       equimoe train tiny --data 'docs/*.md,notes.jsonl'
       equimoe train ./mine.py optimizer.muonh_lr=0.01
+      equimoe train ./mine.py --meeting node-1:5577 --processes 2 --process 0
     """
+    from equimoe.parallel.processes.place import find_place
     from equimoe.recipe.resolve import resolve
     from equimoe.recipe.run_folder import new_run
 
+    place = find_place(meeting, processes, process)
     resolved = resolve(recipe, [*(overrides or ()), *data_overrides(data)])
     folder = new_run(run, resolved.recipe.name)
 
+    from equimoe.parallel.processes.start import met
     from equimoe.train import loop  # after the checks: a mistake is reported before JAX starts
 
-    loop.train_recipe(resolved.recipe, folder, provenance=resolved.provenance)
+    facts = {"command": "train", "run": str(folder.absolute()), "recipe": resolved.recipe.to_dict()}
+    with met(place, facts, timeout=start_timeout) as all_processes:
+        loop.train_recipe(resolved.recipe, folder, provenance=resolved.provenance, processes=all_processes)
 
 
 @commands.command(rich_help_panel=PANEL)
-def resume(run: Run, overrides: Changes = None, data: DataPaths = None) -> None:
+def resume(
+    run: Run,
+    overrides: Changes = None,
+    data: DataPaths = None,
+    meeting: Meeting = None,
+    processes: Processes = None,
+    process: Process = None,
+    start_timeout: StartTimeout = 300.0,
+) -> None:
     """Continue a run from its newest checkpoint, exactly as if it had never stopped.
 
     Changes are those that leave alone what it computes: checkpoints, evaluation, evals, samples, logging, mesh. Before
@@ -74,13 +99,18 @@ def resume(run: Run, overrides: Changes = None, data: DataPaths = None) -> None:
       equimoe resume tiny
       equimoe resume runs/tiny checkpoints.every_steps=50 samples.every_steps=100
     """
+    from equimoe.parallel.processes.place import find_place
     from equimoe.recipe.run_folder import find_run
 
+    place, changes = find_place(meeting, processes, process), [*(overrides or ()), *data_overrides(data)]
     folder = find_run(run)
 
+    from equimoe.parallel.processes.start import met
     from equimoe.train import loop
 
-    loop.resume_run(folder, [*(overrides or ()), *data_overrides(data)])
+    facts = {"command": "resume", "run": str(folder.absolute()), "changes": changes}
+    with met(place, facts, timeout=start_timeout) as all_processes:
+        loop.resume_run(folder, changes, processes=all_processes)
 
 
 Tokens = Annotated[int, typer.Option(min=1, help="Tokens to write at most.")]

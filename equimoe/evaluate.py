@@ -60,22 +60,21 @@ def make_scorer(compute_dtype: Any, over: OnMesh | None = None) -> Scorer:
 def evaluate(
     scorer: Scorer,
     model: Transformer,
-    batches: Iterable[Batch],
+    batches: Iterable[Batch | tuple[Any, ...]],
     text_bytes: int,
     *,
-    place: Callable[[Batch], tuple[Any, ...]] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Score | None:
     """Score every batch of a held-out set; sums are kept in float64. None if `stop` says so between two batches.
 
-    `place` puts a batch on the devices of the model. A result is fetched while the next batch runs.
+    Batches may already be arrays on the devices of the model. A result is fetched while the next batch runs.
     """
     total = weight = 0.0
     waiting: tuple[Array, Array] | None = None
     for batch in batches:
         if stop():
             return None
-        running = scorer(model, *(_as_arrays(batch) if place is None else place(batch)))
+        running = scorer(model, *_as_arrays(batch))
         if waiting is not None:
             total, weight = _added(total, weight, waiting)
         waiting = running
@@ -96,7 +95,9 @@ def macro_and_micro(scores: Mapping[str, Score], text_bytes: int) -> tuple[Score
     return macro, Score(loss=nats / tokens, bits_per_byte=nats / math.log(2.0) / text_bytes, tokens=tokens)
 
 
-def _as_arrays(batch: Batch) -> tuple[Array, ...]:
+def _as_arrays(batch: Batch | tuple[Any, ...]) -> tuple[Any, ...]:
+    if isinstance(batch, tuple):
+        return batch
     return tuple(jnp.asarray(a) for a in (batch.token_ids, batch.segment_ids, batch.loss_weight))
 
 

@@ -20,7 +20,7 @@ from jaxtyping import Float32, Int32, Int64
 from equimoe.data.store import TokenStore
 from equimoe.errors import EquimoeError
 
-__all__ = ["Batch", "Rows", "heldout_batches", "heldout_row_count", "permuted", "refuse_too_short"]
+__all__ = ["Batch", "HeldOutRows", "Rows", "heldout_batches", "heldout_row_count", "permuted", "refuse_too_short"]
 
 PADDING_SEGMENT = -1
 _FEISTEL_ROUNDS = 8
@@ -103,31 +103,43 @@ class Rows:
 
 
 def heldout_row_count(store: TokenStore, row_tokens: int) -> int:
-    """Rows that `heldout_batches` fills: each scores up to `row_tokens - 1` targets, of `token_count - 1`."""
+    """Rows that `HeldOutRows` fills: each scores up to `row_tokens - 1` targets, of `token_count - 1`."""
     return -(-(store.token_count - 1) // (row_tokens - 1))
 
 
-def heldout_batches(store: TokenStore, row_tokens: int, batch: int) -> Iterator[Batch]:
-    """All of `store` as batches of one shape, each token but the first a target exactly once.
+class HeldOutRows:
+    """All of `store` as `count` rows, each token but the first a target exactly once; rows behind them are padding.
 
-    Rows start every `row_tokens - 1` tokens. What the last row and the last batch lack is padding: token 0,
-    segment -1, weight 0. Bits per byte is the sum of weighted losses, over log 2, over `store.total_text_bytes`:
-    special tokens count in the numerator, as they are predicted like any other.
+    Rows start every `row_tokens - 1` tokens. What the last row lacks is padding: token 0, segment -1, weight 0. Bits
+    per byte is the sum of weighted losses, over log 2, over `store.total_text_bytes`: special tokens count in the
+    numerator, as they are predicted like any other.
     """
-    _check_row_tokens(row_tokens)
-    refuse_too_short(store)
-    rows = heldout_row_count(store, row_tokens)
-    for first in range(0, rows, batch):
-        begins = np.arange(first, first + batch, dtype=np.int64) * (row_tokens - 1)
-        positions = begins[:, None] + np.arange(row_tokens)
-        real = (positions < store.token_count) & (np.arange(first, first + batch) < rows)[:, None]
+
+    def __init__(self, store: TokenStore, row_tokens: int):
+        _check_row_tokens(row_tokens)
+        refuse_too_short(store)
+        self.store, self.row_tokens = store, row_tokens
+        self.count = heldout_row_count(store, row_tokens)
+
+    def batch(self, first: int, count: int) -> Batch:
+        """Rows `first` .. `first + count - 1`."""
+        store, numbers = self.store, np.arange(first, first + count, dtype=np.int64)
+        positions = numbers[:, None] * (self.row_tokens - 1) + np.arange(self.row_tokens)
+        real = (positions < store.token_count) & (numbers < self.count)[:, None]
         within = np.minimum(positions, store.token_count - 1)
         document = np.searchsorted(store.starts, within, side="right") - 1
         token_ids = np.where(real, store.tokens[within], 0).astype(np.int32)
         segment_ids = np.where(real, document - document[:, :1], PADDING_SEGMENT).astype(np.int32)
         loss_weight = np.zeros(token_ids.shape, np.float32)
         loss_weight[:, :-1] = real[:, 1:]
-        yield Batch(token_ids, segment_ids, loss_weight)
+        return Batch(token_ids, segment_ids, loss_weight)
+
+
+def heldout_batches(store: TokenStore, row_tokens: int, batch: int) -> Iterator[Batch]:
+    """The rows of `HeldOutRows` in batches of one shape."""
+    rows = HeldOutRows(store, row_tokens)
+    for first in range(0, rows.count, batch):
+        yield rows.batch(first, batch)
 
 
 def permuted(indices: Int64[np.ndarray, " n"], size: int, key: int) -> Int64[np.ndarray, " n"]:

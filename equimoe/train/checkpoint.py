@@ -29,6 +29,7 @@ from jaxtyping import PyTree
 
 from equimoe.errors import EquimoeError, first_line
 from equimoe.files import ASIDE_PREFIX, aside, sync_folder, write_file
+from equimoe.parallel.processes.together import ALONE, Processes
 from equimoe.train.state import TrainState
 
 __all__ = [
@@ -54,14 +55,16 @@ def begin(
     sequences: int,
     tokenizer: bytes,
     trajectory: Mapping[str, Any] | None = None,
+    processes: Processes = ALONE,
 ) -> Callable[[], Path]:
     """Take the state off the devices, and return what writes and commits it, to be called once, in any thread.
 
     `trajectory`: the settings that the state was trained with (`recipe.trajectory`), kept to find an edited recipe.
+    Each of several `processes` writes what its devices hold; process 0 alone commits.
     """
     step = int(state.step)
     final = folder.resolve() / str(step)  # Orbax takes absolute paths only
-    temporary = aside(final)
+    temporary = final.with_name(processes.as_first("where to save", aside(final).name))
     position = {"format": FORMAT, "version": FORMAT_VERSION, "step": step, "sequences": sequences}
     if trajectory is not None:
         position["trajectory"] = dict(trajectory)
@@ -70,8 +73,10 @@ def begin(
         wait_for_state = _write_state(temporary / STATE, state)
 
     def finish() -> Path:
-        with _whole_or_nothing(final, temporary):
+        with _whole_or_nothing(final, temporary, keep_on_success=not processes.writes):
             wait_for_state()
+            if not processes.writes:
+                return final
             write_file(temporary / TOKENIZER, [tokenizer])
             write_file(temporary / POSITION, [json.dumps(position, indent=1).encode()])
             _flush_tree(temporary)

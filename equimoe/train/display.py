@@ -42,8 +42,11 @@ def _clock(seconds: float) -> str:
 class Display:
     """Shows step lines, and other lines above them. A context manager, so that the terminal is always given back."""
 
-    def __init__(self, steps: int, start: int, console: Console | None = None):
+    def __init__(self, steps: int, start: int, console: Console | None = None, *, speaks: bool = True):
+        """`speaks`: of several processes one does."""
         self.console = console or Console(highlight=False, soft_wrap=True)
+        if not speaks:
+            self.console = Console(quiet=True, force_terminal=False)
         self._steps, self._start = steps, start
         self._last_line = -float("inf")
         self._progress: Progress | None = None

@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 
 from equimoe import optim
 from equimoe.baselines import baselines
-from equimoe.data.rows import Batch, heldout_batches
+from equimoe.data.rows import HeldOutRows, Rows, heldout_batches
 from equimoe.data.source import absolute
 from equimoe.errors import EquimoeError
 from equimoe.evaluate import make_scorer
@@ -34,6 +34,7 @@ from equimoe.parallel.compile_cache import enable_compile_cache
 from equimoe.parallel.mesh import make_mesh, row_sharding
 from equimoe.parallel.on_mesh import on_mesh
 from equimoe.parallel.out_of_memory import out_of_memory_said
+from equimoe.parallel.processes.together import ALONE, Processes
 from equimoe.plan.arithmetic import refuse_if_too_large, run_rates
 from equimoe.recipe import Recipe, Transport
 from equimoe.recipe.recipe_json import new_provenance, read_recipe, recipe_to_json
@@ -44,9 +45,10 @@ from equimoe.train.ahead import Ahead
 from equimoe.train.display import Display
 from equimoe.train.interrupt import Interrupt
 from equimoe.train.metrics import RunLog, read_lines, rewind
+from equimoe.train.placing import place_rows
 from equimoe.train.report import norms_due, rate_schedules, step_values
 from equimoe.train.run_data import RunData, check_same_data, data_identity, prepare_run_data
-from equimoe.train.run_lock import held
+from equimoe.train.run_lock import held, refuse_unless_shared
 from equimoe.train.samples import samples_due, samples_missing, write_samples
 from equimoe.train.saving import Saver
 from equimoe.train.scoring import HELDOUT, due_sets, missing_sets, score_sets
@@ -59,8 +61,10 @@ __all__ = ["IMPORTED", "concrete", "make_optimizer", "resume_run", "train_recipe
 IMPORTED = "imported"  # of a run's provenance: where the weights of its step 0 came from (hub.import_weights)
 
 
-def train_recipe(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None = None) -> None:
-    """Train a new run in the folder `run`, to its end.
+def train_recipe(
+    recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None = None, processes: Processes = ALONE
+) -> None:
+    """Train a new run in the folder `run`, to its end; one of several `processes` that all call this, or alone.
 
     Raises EquimoeError if the folder already holds a checkpoint, if the model cannot fit here, or for anything
     wrong with the data; `interrupt.Stopped` after Ctrl-C (it is a KeyboardInterrupt) or SIGTERM (a SystemExit).
@@ -68,67 +72,81 @@ def train_recipe(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None
     enable_compile_cache()
     mesh = _mesh_that_fits(recipe)  # before the Hub is asked for anything
     recipe = concrete(recipe)
-    with Interrupt() as interrupt, held(run), out_of_memory_said(_less_memory(recipe)):
-        if checkpoint.committed_steps(run / "checkpoints"):
-            raise EquimoeError(
-                "run",
-                "already holds a trained run, and training never overwrites one",
-                f"Continue it with `equimoe resume {typed(run)}`",
-                value=str(run),
-            )
-        data = prepare_run_data(recipe, print)
-        prepared = data.prepared
-        kept = {**(provenance or new_provenance("python")), "data": data_identity(prepared)}
-        write_file(run / "recipe.json", [recipe_to_json(recipe, kept).encode()])
-        rewind(run, 0)  # lines of an attempt that never reached a checkpoint
-        session = _Session(recipe, run, data, mesh, make_optimizer(recipe), interrupt)
+    with Interrupt() as interrupt, held(run, processes), out_of_memory_said(_less_memory(recipe)):
+        with processes.in_turn("look at the run"):
+            if processes.writes and checkpoint.committed_steps(run / "checkpoints"):
+                raise EquimoeError(
+                    "run",
+                    "already holds a trained run, and training never overwrites one",
+                    f"Continue it with `equimoe resume {typed(run)}`",
+                    value=str(run),
+                )
+        data = _prepared(recipe, processes)
+        kept = {**(provenance or new_provenance("python")), "data": data_identity(data.prepared)}
+        if processes.writes:
+            write_file(run / "recipe.json", [recipe_to_json(recipe, kept).encode()])
+            rewind(run, 0)  # lines of an attempt that never reached a checkpoint
+        refuse_unless_shared(run / "recipe.json", processes)
+        session = _Session(recipe, run, data, mesh, make_optimizer(recipe), interrupt, processes)
         session.go(session.fresh_state(), "started")
 
 
-def resume_run(run: Path, overrides: Sequence[str] = ()) -> None:
+def resume_run(run: Path, overrides: Sequence[str] = (), *, processes: Processes = ALONE) -> None:
     """Continue a run from its newest complete checkpoint; from the beginning if it has none yet.
 
-    `overrides` are `name=value` texts of settings that leave alone what the run computes (`recipe.trajectory`). Raises
-    EquimoeError for any other, if recipe.json or the data is no longer what the run was trained on, or if the
-    checkpoint is damaged.
+    One of several `processes` that all call this, or alone. `overrides` are `name=value` texts of settings that leave
+    alone what the run computes (`recipe.trajectory`). Raises EquimoeError for any other, if recipe.json or the data is
+    no longer what the run was trained on, or if the checkpoint is damaged.
     """
+    refuse_unless_shared(run / "recipe.json", processes)
     before, provenance = read_recipe(run)
     recipe = concrete(changed(before, overrides)) if overrides else before
-    begun = IMPORTED not in provenance or checkpoint.committed_steps(run / "checkpoints") != [0]
+    steps = processes.as_first("checkpoints", checkpoint.committed_steps(run / "checkpoints"))
+    begun = IMPORTED not in provenance or steps != [0]
     refuse_changes(before, recipe, begun=begun)
-    with Interrupt() as interrupt, held(run), out_of_memory_said(_less_memory(recipe)):
-        steps = checkpoint.committed_steps(run / "checkpoints")
+    with Interrupt() as interrupt, held(run, processes), out_of_memory_said(_less_memory(recipe)):
+        steps = processes.as_first("checkpoints", checkpoint.committed_steps(run / "checkpoints"))
         newest = run / "checkpoints" / str(steps[-1]) if steps else None
         if newest is not None:
             refuse_edited(checkpoint.read_position(newest)["trajectory"], recipe, str(newest))
         if overrides:
             note = {"step": steps[-1] if steps else 0, "overrides": list(overrides)}
             provenance = {**provenance, "resumed": [*provenance.get("resumed", []), note]}
-        if newest is not None and _nothing_left(run, recipe, steps[-1]):
+        if newest is not None and processes.as_first("the end", _nothing_left(run, recipe, steps[-1])):
             if overrides:
-                _write_changes(run, recipe, provenance)
-            print(f"done: {steps[-1]} steps in {run}, nothing is left to do")
+                _write_changes(run, recipe, provenance, processes)
+            processes.say(f"done: {steps[-1]} steps in {run}, nothing is left to do")
             return
         enable_compile_cache()
         mesh = _mesh_that_fits(recipe)
-        data = prepare_run_data(recipe, print)
+        data = _prepared(recipe, processes)
         if begun:
             check_same_data(provenance.get("data", {}), data.prepared, run)
         else:
             provenance = {**provenance, "data": data_identity(data.prepared)}
-        session = _Session(recipe, run, data, mesh, make_optimizer(recipe), interrupt)
+        session = _Session(recipe, run, data, mesh, make_optimizer(recipe), interrupt, processes)
         if newest is None:
             state = session.fresh_state()
         else:
             state = checkpoint.restore(newest, abstract_state(recipe.model, session.optimizer, mesh))
         if overrides or not begun:
-            _write_changes(run, recipe, provenance)
-        rewind(run, int(state.step))
+            _write_changes(run, recipe, provenance, processes)
+        if processes.writes:
+            rewind(run, int(state.step))
         session.go(state, "resumed")
 
 
-def _write_changes(run: Path, recipe: Recipe, provenance: dict[str, Any]) -> None:
-    write_file(run / "recipe.json", [recipe_to_json(recipe, provenance).encode()])
+def _prepared(recipe: Recipe, processes: Processes) -> RunData:
+    """The data of a run: process 0 prepares it first, and others on its host, or its file system, find it ready."""
+    with processes.in_turn("prepare the data"):
+        data = prepare_run_data(recipe, processes.say)
+    processes.refuse_difference("data", data_identity(data.prepared), "Give all hosts the same files")
+    return data
+
+
+def _write_changes(run: Path, recipe: Recipe, provenance: dict[str, Any], processes: Processes) -> None:
+    if processes.writes:
+        write_file(run / "recipe.json", [recipe_to_json(recipe, provenance).encode()])
 
 
 def _nothing_left(run: Path, recipe: Recipe, step: int) -> bool:
@@ -192,6 +210,7 @@ class _Session:
     mesh: Mesh
     optimizer: optax.GradientTransformation
     interrupt: Interrupt
+    processes: Processes
 
     def fresh_state(self) -> TrainState:
         """The state before the first step."""
@@ -207,6 +226,7 @@ class _Session:
             how,
             step=start,
             devices=jax.device_count(),
+            processes=self.processes.count,
             device=capabilities().device_kind,
             compute_dtype=recipe.compute_dtype,
         )
@@ -240,9 +260,10 @@ class _Session:
         self.scorer = make_scorer(recipe.compute_dtype, on_mesh(self.mesh, Transport()))  # local: nothing is dropped
         drops = recipe.transport.kind != "local"
         self.as_trained = make_scorer(recipe.compute_dtype, on_mesh(self.mesh, recipe.transport)) if drops else None
-        self.log = RunLog(self.run)
-        self.saver = Saver(self.run, recipe, self.data.prepared.tokenizer_path.read_bytes(), self.log)
-        self.display = Display(recipe.schedule.steps, int(state.step))
+        self.log = RunLog(self.run, writes=self.processes.writes)
+        tokenizer = self.data.prepared.tokenizer_path.read_bytes()
+        self.saver = Saver(self.run, recipe, tokenizer, self.log, self.processes)
+        self.display = Display(recipe.schedule.steps, int(state.step), speaks=self.processes.writes)
         self.sharding = row_sharding(self.mesh)
         self.rates = rate_schedules(recipe)
         peak, source = peak_flops(recipe.compute_dtype)
@@ -264,8 +285,11 @@ class _Session:
                     self._report(*waiting)
                 waiting = (done, metrics, data_seconds)
                 self.saver.check()
-                stop = self.interrupt.requested
-                save, look = stop or self.saver.due(done), bool(due_sets(recipe, done)) or samples_due(recipe, done)
+                stop, old = self.processes.any("a step", self.interrupt.requested, self.saver.last_is_old())
+                save, look = (
+                    stop or old or self.saver.due(done),
+                    bool(due_sets(recipe, done)) or samples_due(recipe, done),
+                )
                 if not (save or look):
                     continue
                 self._report(*waiting)
@@ -284,9 +308,8 @@ class _Session:
 
     def _make_up(self, state: TrainState, step: int) -> None:
         """Score and sample what a kill or Ctrl-C after the save of `step` left undone."""
-        if step and not self._look(
-            state, step, missing_sets(self.run, self.recipe, step), samples_missing(self.run, self.recipe, step)
-        ):
+        missing = [missing_sets(self.run, self.recipe, step), samples_missing(self.run, self.recipe, step)]
+        if step and not self._look(state, step, *self.processes.as_first("what is missing", missing)):
             self._stop(state, step, saved=True)
 
     def _stop(self, state: TrainState, step: int, *, saved: bool) -> None:
@@ -300,10 +323,10 @@ class _Session:
 
     def _batch(self, done: int) -> tuple[jax.Array, ...]:
         size = self.recipe.schedule.batch_sequences
-        return self._on_devices(self.data.rows.batch((done - 1) * size, size))
+        return self._place(self.data.rows, (done - 1) * size, size)
 
-    def _on_devices(self, batch: Batch) -> tuple[jax.Array, ...]:
-        return tuple(jax.device_put(a, self.sharding) for a in (batch.token_ids, batch.segment_ids, batch.loss_weight))
+    def _place(self, rows: Rows | HeldOutRows, first: int, count: int) -> tuple[jax.Array, ...]:
+        return place_rows(rows, first, count, self.sharding)
 
     def _report(self, done: int, metrics: StepMetrics, data_seconds: float) -> None:
         """Fetch a step's metrics, write its line, show it. A non-finite value stops the run here, before any save."""
@@ -326,7 +349,11 @@ class _Session:
         """
         if not (sets or samples):
             return True
-        model, stop = with_pending_bias(state.model, state.betas), lambda: self.interrupt.requested
+        model = with_pending_bias(state.model, state.betas)
+
+        def stop() -> bool:
+            return self.processes.any("a look", self.interrupt.requested)[0]
+
         begin = time.perf_counter()
         self.display.say(f"step {step}  looking at it: {', '.join([*sets, *['samples'] * samples])}")
         if sets:
@@ -340,7 +367,7 @@ class _Session:
                 rows=schedule.batch_sequences // schedule.accumulation,
                 log=self.log,
                 say=self.display.say,
-                place=self._on_devices,
+                place=self._place,
                 stop=stop,
                 as_trained=self.as_trained,
             ):
@@ -348,7 +375,8 @@ class _Session:
             self.log.write("timing", {"step": step, "evaluation_seconds": time.perf_counter() - begin})
             begin = time.perf_counter()
         if samples:
-            if not write_samples(self.run, self.recipe, model, self.data.tokenizer, step, stop=stop):
+            writes, tokenizer = self.processes.writes, self.data.tokenizer
+            if not write_samples(self.run, self.recipe, model, tokenizer, step, stop=stop, writes=writes):
                 return False
             self.log.write("timing", {"step": step, "samples_seconds": time.perf_counter() - begin})
             self.display.say(f"step {step}  samples are in {self.run / 'samples' / f'{step}.jsonl'}")
@@ -356,6 +384,8 @@ class _Session:
 
     def _finish(self, steps: int) -> None:
         """Last words: the result beside what counting can do, and what to do next."""
+        if not self.processes.writes:
+            return
         scores = [line for line in read_lines(self.run / "metrics.jsonl") if f"eval_loss/{HELDOUT}" in line]
         model_bits = scores[-1][f"eval_bits_per_byte/{HELDOUT}"]
         facts: dict[str, float] = {"bits_per_byte": model_bits}

@@ -79,14 +79,18 @@ def declared(name: str) -> str:
 
 
 class RunLog:
-    """Appends to the files of one run folder. One process writes; every line is whole or, after a kill, cut off."""
+    """Appends to the files of one run folder. Every line is whole or, after a kill, cut off.
 
-    def __init__(self, run: Path):
-        self.run = run
-        run.mkdir(parents=True, exist_ok=True)
-        self._files = {
-            name: open(run / f"{name}.jsonl", "a", encoding="utf-8") for name in ("metrics", "timing", "events")
-        }
+    One process `writes`; the others check their values by the same rules, and leave the files alone.
+    """
+
+    def __init__(self, run: Path, *, writes: bool = True):
+        self.run, self.writes = run, writes
+        self._files = {}
+        if writes:
+            run.mkdir(parents=True, exist_ok=True)
+            for name in ("metrics", "timing", "events"):
+                self._files[name] = open(run / f"{name}.jsonl", "a", encoding="utf-8")
 
     def write(self, file: File, values: Mapping[str, float | int]) -> None:
         """One line of metrics; every name must be in the table, for this file ("step" goes everywhere)."""
@@ -123,8 +127,9 @@ class RunLog:
             file.close()
 
     def _append(self, name: str, values: Mapping[str, Any]) -> None:
-        self._files[name].write(json.dumps(values, allow_nan=False) + "\n")
-        self._files[name].flush()
+        if self.writes:
+            self._files[name].write(json.dumps(values, allow_nan=False) + "\n")
+            self._files[name].flush()
 
 
 def rewind(run: Path, step: int) -> int:

@@ -26,9 +26,19 @@ def samples_missing(run: Path, recipe: Recipe, step: int) -> bool:
 
 
 def write_samples(
-    run: Path, recipe: Recipe, model: Transformer, tokenizer: TextTokenizer, step: int, *, stop: Callable[[], bool]
+    run: Path,
+    recipe: Recipe,
+    model: Transformer,
+    tokenizer: TextTokenizer,
+    step: int,
+    *,
+    stop: Callable[[], bool],
+    writes: bool = True,
 ) -> bool:
-    """Let the model continue every prompt, always with the recipe's seed; False if `stop` cut it short."""
+    """Let the model continue every prompt, always with the recipe's seed; False if `stop` cut it short.
+
+    All processes let it write, the one that `writes` keeps the texts.
+    """
     wanted, lines = recipe.samples, []
     settings = {"tokens": wanted.tokens, "temperature": wanted.temperature, "seed": recipe.seed}
     for prompt in wanted.prompts:
@@ -36,7 +46,8 @@ def write_samples(
             return False
         text = generate_text(model, tokenizer, prompt, compute_dtype=recipe.compute_dtype, **settings)
         lines.append(json.dumps({"step": step, "prompt": prompt, "text": text, "settings": settings}) + "\n")
-    write_file(_path(run, step), [line.encode() for line in lines])
+    if writes:
+        write_file(_path(run, step), [line.encode() for line in lines])
     return True
 
 

@@ -1,8 +1,8 @@
 """When the state of a run is saved, what is kept, and saves that are written while training goes on.
 
 A save blocks until the state has left the devices; a thread then writes and commits it (`checkpoint.begin`). At most
-one is under way. Which checkpoints are permanent is known from the step alone, so that a resumed run goes on keeping
-what the first one kept.
+one is under way. Of several processes each writes its part, and process 0 commits and tidies. Which checkpoints are
+permanent is known from the step alone, so that a resumed run goes on keeping what the first one kept.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from equimoe.parallel.processes.together import ALONE, Processes
 from equimoe.recipe import Recipe
 from equimoe.recipe.trajectory import trajectory
 from equimoe.train import checkpoint
@@ -24,8 +25,9 @@ __all__ = ["Saver"]
 class Saver:
     """Saves one run. Call `check` after every step: a save that failed in the background is raised there."""
 
-    def __init__(self, run: Path, recipe: Recipe, tokenizer: bytes, log: RunLog):
+    def __init__(self, run: Path, recipe: Recipe, tokenizer: bytes, log: RunLog, processes: Processes = ALONE):
         self._folder, self._recipe, self._tokenizer, self._log = run / "checkpoints", recipe, tokenizer, log
+        self._processes = processes
         self._last = time.monotonic()  # of the last save's begin, or of the start
         self._thread: threading.Thread | None = None
         self._step = 0
@@ -33,11 +35,15 @@ class Saver:
         self._blocked = 0.0
 
     def due(self, step: int) -> bool:
-        """Whether a save is due after `step`: by its number, at the end, or because the last is too old."""
+        """Whether a save is due after `step`, by its number or at the end."""
         rules = self._recipe.checkpoints
         permanent = rules.permanent_every_steps is not None and step % rules.permanent_every_steps == 0
-        old = rules.rolling_minutes is not None and time.monotonic() - self._last >= 60.0 * rules.rolling_minutes
-        return step % rules.every_steps == 0 or permanent or old or step == self._recipe.schedule.steps
+        return step % rules.every_steps == 0 or permanent or step == self._recipe.schedule.steps
+
+    def last_is_old(self) -> bool:
+        """Whether a save is due by this process's clock."""
+        minutes = self._recipe.checkpoints.rolling_minutes
+        return minutes is not None and time.monotonic() - self._last >= 60.0 * minutes
 
     def save(self, state: TrainState, step: int) -> None:
         """Begin a save after the one before it is done; the state may be used again when this returns."""
@@ -51,6 +57,7 @@ class Saver:
             sequences=step * self._recipe.schedule.batch_sequences,
             tokenizer=self._tokenizer,
             trajectory=trajectory(self._recipe),
+            processes=self._processes,
         )
         self._step = step
         self._thread = threading.Thread(target=self._finish, args=(finish,), name=f"save {step}", daemon=True)
@@ -92,6 +99,7 @@ class Saver:
         rules = self._recipe.checkpoints
         try:
             finish()
-            checkpoint.remove_old(self._folder, keep=rules.keep, permanent_every=rules.permanent_every_steps)
+            if self._processes.writes:
+                checkpoint.remove_old(self._folder, keep=rules.keep, permanent_every=rules.permanent_every_steps)
         except BaseException as error:  # raised again by the thread that trains
             self._failure = error

@@ -7,10 +7,11 @@ for set by set. With more than one set, a line of means follows: macro over sets
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from equimoe.data.rows import Batch, heldout_batches
+from equimoe.data.rows import HeldOutRows
 from equimoe.data.store import TokenStore
 from equimoe.evaluate import Score, Scorer, evaluate, macro_and_micro
 from equimoe.model.transformer import Transformer
@@ -51,21 +52,24 @@ def score_sets(
     rows: int,
     log: RunLog,
     say: Callable[[str], None],
-    place: Callable[[Batch], tuple[Any, ...]],
+    place: Callable[[HeldOutRows, int, int], tuple[Any, ...]],
     stop: Callable[[], bool],
     as_trained: Scorer | None = None,
 ) -> bool:
     """Score the named sets, `rows` rows at a time, a line each as it is done; False if `stop` cut it short.
 
+    `place(all_rows, first, count)` puts rows on the devices of the model.
     `as_trained`: scores once more with what the run's transport drops, for the loss beside that of `scorer`.
     """
     for name in names:
         if name == MEANS[0]:
-            log.write("metrics", {"step": step, **_means(log, stores, step)})
+            if log.writes:  # who has the lines
+                log.write("metrics", {"step": step, **_means(log, stores, step)})
             continue
         store = stores[name]
-        batches = heldout_batches(store, model.config.max_position_embeddings, rows)
-        score = evaluate(scorer, model, batches, store.total_text_bytes, place=place, stop=stop)
+        of_set = HeldOutRows(store, model.config.max_position_embeddings)
+        batches = [partial(place, of_set, first, rows) for first in range(0, of_set.count, rows)]
+        score = evaluate(scorer, model, (batch() for batch in batches), store.total_text_bytes, stop=stop)
         if score is None:
             return False
         line = {
@@ -77,8 +81,7 @@ def score_sets(
         title = "held-out" if name == HELDOUT else name
         said = f"step {step}  {title} loss {score.loss:.4f}  bits per byte {score.bits_per_byte:.4f}"
         if as_trained is not None:
-            batches = heldout_batches(store, model.config.max_position_embeddings, rows)
-            dropping = evaluate(as_trained, model, batches, store.total_text_bytes, place=place, stop=stop)
+            dropping = evaluate(as_trained, model, (batch() for batch in batches), store.total_text_bytes, stop=stop)
             if dropping is None:
                 return False
             line[f"eval_loss_as_trained/{name}"] = dropping.loss

@@ -105,7 +105,7 @@ def make_step(
         return new_state, _metrics(loss, terms, gradients, model, _norms(with_norms, gradients, new_model))
 
     options = dict(capabilities().run_often_options)
-    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None), compiler_options=options)
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, shardings.step), compiler_options=options)
 
 
 def _norms(wanted, gradients: Transformer, model: Transformer) -> tuple[dict[str, Array], dict[str, Array]]:

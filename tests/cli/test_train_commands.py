@@ -16,9 +16,9 @@ def trained(monkeypatch):
     calls = []
     loop = importlib.import_module("equimoe.train.loop")
     monkeypatch.setattr(
-        loop, "train_recipe", lambda recipe, run, *, provenance=None: calls.append((recipe, run, provenance))
+        loop, "train_recipe", lambda recipe, run, *, provenance, processes: calls.append((recipe, run, provenance))
     )
-    monkeypatch.setattr(loop, "resume_run", lambda run, overrides: calls.append((run, *overrides)))
+    monkeypatch.setattr(loop, "resume_run", lambda run, overrides, processes: calls.append((run, *overrides)))
     return calls
 
 

@@ -69,9 +69,9 @@ def test_when_a_save_is_due(saver, monkeypatch):
     assert [s for s in range(1, 1001) if by_steps.due(s)] == sorted({*range(100, 1001, 100), *range(150, 1001, 150)})
     by_clock = saver(every_steps=999, rolling_minutes=2.0)
     clock[0] = 119.9
-    assert not by_clock.due(7)
+    assert not by_clock.last_is_old()
     clock[0] = 120.0
-    assert by_clock.due(7)
+    assert by_clock.last_is_old()
 
 
 def test_a_save_by_the_clock_counts_from_the_last_one(saver, gate, trained_state, monkeypatch):
@@ -80,11 +80,11 @@ def test_a_save_by_the_clock_counts_from_the_last_one(saver, gate, trained_state
     rolling = saver(every_steps=999, rolling_minutes=1.0, asynchronous=False)
     monkeypatch.setattr(saving.time, "monotonic", lambda: clock[0])
     clock[0] = rolling._last + 61.0
-    assert rolling.due(7)
+    assert rolling.last_is_old()
     rolling.save(at_step(trained_state, 7), 7)
-    assert not rolling.due(8)
+    assert not rolling.last_is_old()
     clock[0] += 60.0
-    assert rolling.due(8)
+    assert rolling.last_is_old()
 
 
 def test_training_goes_on_while_a_save_is_written_and_its_event_comes_when_it_is_committed(
