@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["Interrupt", "Stopped"]
+__all__ = ["Interrupt", "Stopped", "stopped"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -32,7 +32,8 @@ class _Terminated(Stopped, SystemExit):
     pass
 
 
-def _stopped(number: int, *, saved: bool = False, at_once: bool = False) -> Stopped:
+def stopped(number: int, *, saved: bool = False, at_once: bool = False) -> Stopped:
+    """The exception for a signal that came, here or to another process of the run."""
     stop = (_Interrupted if number == signal.SIGINT else _Terminated)(128 + number)
     stop.exit_code, stop.saved, stop.at_once = 128 + number, saved, at_once
     return stop
@@ -53,9 +54,10 @@ class Interrupt:
     def requested(self) -> bool:
         return self._signal is not None
 
-    def stopped(self, *, saved: bool) -> Stopped:
-        """The exception for the signal that came."""
-        return _stopped(self._signal or signal.SIGINT, saved=saved)
+    @property
+    def number(self) -> int:
+        """Of the signal that came; 0: none."""
+        return self._signal or 0
 
     @contextmanager
     def deferred(self, say: Callable[[str], None]) -> Iterator[None]:
@@ -77,6 +79,6 @@ class Interrupt:
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if self.requested or self._say is None:
-            raise _stopped(number, at_once=self.requested)
+            raise stopped(number, at_once=self.requested)
         self._signal = number
         self._say("stopping after this step to save; press Ctrl-C again to quit without saving")

@@ -43,7 +43,7 @@ from equimoe.recipe.trajectory import refuse_changes, refuse_edited
 from equimoe.train import checkpoint
 from equimoe.train.ahead import Ahead
 from equimoe.train.display import Display
-from equimoe.train.interrupt import Interrupt
+from equimoe.train.interrupt import Interrupt, stopped
 from equimoe.train.metrics import RunLog, read_lines, rewind
 from equimoe.train.placing import place_rows
 from equimoe.train.report import norms_due, rate_schedules, step_values
@@ -319,7 +319,7 @@ class _Session:
         self.saver.wait()
         self._log_blocked(step)
         self.display.say(f"saved at step {step}; continue with: equimoe resume {typed(self.run)}")
-        raise self.interrupt.stopped(saved=True)
+        raise stopped(max(self.processes.gather("the signal", self.interrupt.number)), saved=True)
 
     def _batch(self, done: int) -> tuple[jax.Array, ...]:
         size = self.recipe.schedule.batch_sequences

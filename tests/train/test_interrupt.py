@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from equimoe.train.interrupt import Interrupt, Stopped
+from equimoe.train.interrupt import Interrupt, Stopped, stopped
 
 SAID = "stopping after this step to save; press Ctrl-C again to quit without saving"
 
@@ -19,7 +19,11 @@ def test_the_first_asks_the_second_raises_and_then_all_is_as_before(number, code
         assert not interrupt.requested
         signal.raise_signal(number)
         assert interrupt.requested
-        assert (interrupt.stopped(saved=True).exit_code, interrupt.stopped(saved=True).at_once) == (code, False)
+        assert (interrupt.number, stopped(number, saved=True).exit_code, stopped(number, saved=True).at_once) == (
+            number,
+            code,
+            False,
+        )
         with pytest.raises(Stopped) as second:
             signal.raise_signal(number)
     assert (second.value.exit_code, second.value.saved, second.value.at_once) == (code, False, True)

@@ -44,7 +44,7 @@ class Meeting:
         self.hosts: dict[int, str] = {place.process: host}
         self._inbox: queue.Queue[tuple[int, Any]] = queue.Queue()
         self._lost: Lost | None = None
-        self._gone: set[int] = set()  # those that have said goodbye
+        self._gone: set[int] = set()  # those that have said goodbye, or were lost
         self._gathering, self._on_loss = False, None
         self._lock = threading.Lock()
         deadline = time.monotonic() + timeout
@@ -152,7 +152,8 @@ class Meeting:
         nobody = f"; from these hosts of the job nobody came: {_listed(empty)}" if empty else ""
         return EquimoeError(
             "start",
-            f"all {self.place.processes} processes must come within {timeout:g} s, missing: {_listed(missing)}{nobody};"
+            f"all {self.place.processes} processes must come within {timeout:g} s,"
+            f" missing: process {_listed(missing)}{nobody};"
             f" here are {_listed(f'{p} on {host}' for p, host in sorted(self.hosts.items()))}",
             "Look at the logs of those that are missing; --start-timeout waits longer",
         )
@@ -183,7 +184,7 @@ class Meeting:
         if _WELCOME not in answer:
             why = answer.get("failed", "it ended, or nothing came for too long")
             rule = f"process 0 at {place.host}:{place.port} must let all processes in, but: {why}"
-            raise EquimoeError("start", rule, "See its log")
+            raise EquimoeError("start", rule, "See its log, too")
         return seat
 
     # ---- while the run goes
@@ -229,7 +230,7 @@ class Meeting:
                     if not arrived:
                         waiting.unregister(key.fileobj)
                         if process not in self._gone:
-                            self._lose(process, "ended without a word: killed, or its host is gone")
+                            self._lose(process, "it was killed, or its host is gone")
 
     def _take(self, process: int, message: dict[str, Any]) -> None:
         if "failed" in message:
@@ -259,8 +260,7 @@ class Meeting:
 
     def _send(self, processes: Iterable[int], message: dict[str, Any]) -> None:
         for process in processes:
-            if process not in self._gone:
-                _send_line(self._seats[process], message)
+            _send_line(self._seats[process], message)
 
 
 def _send_line(seat: socket.socket, message: dict[str, Any]) -> None:
