@@ -25,9 +25,7 @@ from equimoe.train.state import TrainState, place_of, with_pending_bias
 __all__ = ["checkpoint_of", "load_run"]
 
 
-def load_run(
-    run: Path, step: int | None = None, *, mesh: Mesh | None = None
-) -> tuple[Transformer, TextTokenizer]:
+def load_run(run: Path, step: int | None = None, *, mesh: Mesh | None = None) -> tuple[Transformer, TextTokenizer]:
     """The model of a run at a checkpoint (default the newest), pending router bias applied, and its tokenizer.
 
     Every array is read where `mesh` puts it, None: to the first device. Raises EquimoeError that lists the steps there
