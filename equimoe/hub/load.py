@@ -63,12 +63,13 @@ def load(
 ) -> tuple[Transformer, TextTokenizer | None]:
     """(model, tokenizer) from a run folder, a folder in the interchange format (schema 1 or 2), or a Hub id.
 
-    Weights come as float32, on one device, or sharded over all devices by `mesh`: every process then reads no more than
-    its devices hold, into its place, and beside that no more than one tensor on disk. What exceeds the memory of a
-    device is refused before it is read or fetched, and what holds NaN or infinity when it is read, unless `force`. A
-    run gives its newest complete checkpoint, or that of `step`, with the pending router bias applied; a folder without
-    tokenizer.json gives None. Nothing of a folder or repository is ever executed. Raises EquimoeError naming everything
-    that is missing, unexpected, of another shape or not finite, at once; or sizes that the mesh does not divide.
+    Weights come as float32, on one device, or sharded over all devices by `mesh`: every process then reads what its
+    devices hold, where they hold it, and of a folder one tensor on disk at a time stands beside that. What exceeds the
+    memory of a device is refused before it is read or fetched, and what holds NaN or infinity when it is read, unless
+    `force`. A run gives its newest complete checkpoint, or that of `step`, with the pending router bias applied; a
+    folder without tokenizer.json gives None. Nothing of a folder or repository is ever executed. Raises EquimoeError
+    naming everything that is missing, unexpected, of another shape or not finite, at once; or sizes that the mesh does
+    not divide.
     """
     folder = local_folder(src, revision, mesh=mesh, force=force)
     if (folder / "recipe.json").exists():
@@ -199,14 +200,23 @@ def _placed(entry: Entry, where: jax.sharding.Sharding) -> jax.Array:
 
 
 def _not_finite(model: Transformer) -> list[str]:
-    """Paths of the arrays that hold NaN or infinity, found where they lie."""
-    finite = _all_finite(leaves_by_path(model))
-    return [path for path, whole in finite.items() if not whole]
+    """Paths of the arrays that hold NaN or infinity, found where they lie.
+
+    By their sums, which take no memory; an array whose sum overflows is looked at closer.
+    """
+    leaves = leaves_by_path(model)
+    doubtful = [path for path, total in _sums(leaves).items() if not jnp.isfinite(total)]
+    return [path for path in doubtful if not _all_finite(leaves[path])]
 
 
 @jax.jit
-def _all_finite(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return {path: jnp.isfinite(leaf).all() for path, leaf in leaves.items()}
+def _sums(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return {path: leaf.sum() for path, leaf in leaves.items()}
+
+
+@jax.jit
+def _all_finite(leaf: jax.Array) -> jax.Array:
+    return jnp.isfinite(leaf).all()
 
 
 def _refuse_not_finite(names: list[str], source: str, *, force: bool) -> None:

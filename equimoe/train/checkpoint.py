@@ -45,7 +45,7 @@ __all__ = [
 
 FORMAT, FORMAT_VERSION = "equimoe-checkpoint", 1
 STATE, POSITION, TOKENIZER, MARKER = "state", "position.json", "tokenizer.json", "COMMITTED"
-DATA_FILE_BYTES = 512 << 20  # what is to be written waits in memory for a file of this size; Orbax would take 2 GB
+DATA_FILE_BYTES = 256 << 20  # what is to be written waits in memory for a file of this size; Orbax would take 2 GB
 
 
 def begin(
