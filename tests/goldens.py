@@ -19,8 +19,8 @@ class InMemory:
         self.array = np.asarray(array)
         self.shape, self.dtype = self.array.shape, self.array.dtype
 
-    def read(self):
-        return self.array
+    def read(self, part=()):
+        return self.array[part]
 
 
 def read_config(folder: Path, file: str, **changes):
@@ -31,10 +31,11 @@ def read_config(folder: Path, file: str, **changes):
 
 def by_path(config, tensors: dict[str, np.ndarray], *, schema: int = 2) -> dict[str, np.ndarray]:
     """Tensors by name on disk -> by path of the weight table."""
-    from equimoe.hub.format.tensors import read_tensors
+    from equimoe.hub.format.tensors import entries
     from equimoe.weights import describe
 
-    return dict(read_tensors({name: InMemory(a) for name, a in tensors.items()}, describe(config), schema=schema))
+    handles = {name: InMemory(a) for name, a in tensors.items()}
+    return {path: entry.read() for path, entry in entries(handles, describe(config), schema=schema).items()}
 
 
 def assembled(config, tensors: dict[str, np.ndarray], *, schema: int = 2):

@@ -1,7 +1,8 @@
 """`equimoe import`: the weights of others as step 0 of a run, which is then trained, sampled and exported as any other.
 
 The optimizer begins anew. The router bias stays what it was until the first step has made betas of its own
-(`model.quantile_balancing.NOTHING_PENDING`). The run is written aside and gets its name when it is whole.
+(`model.quantile_balancing.NOTHING_PENDING`). The state is made where the recipe's mesh puts it, as `train` does, and
+written from there. The run is written aside and gets its name when it is whole.
 """
 
 from __future__ import annotations
@@ -12,18 +13,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from equimoe import optim
+from equimoe.config import ModelConfig
 from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
 from equimoe.errors import EquimoeError
 from equimoe.files import LOCK, expanded, give_name, locked_folder, typed, write_file
-from equimoe.hub.load import load, local_folder
+from equimoe.hub.load import bring, config_of, find, load
 from equimoe.hub.new_folder import is_free, new_folder
 from equimoe.hub.remote.snapshot import commit_of
-from equimoe.model.quantile_balancing import NOTHING_PENDING
 from equimoe.model.transformer import Transformer
+from equimoe.parallel.mesh import mesh_of_model
 from equimoe.recipe import Data, Recipe, Schedule
 from equimoe.recipe.recipe_json import new_provenance, recipe_to_json, refuse_secrets
 from equimoe.recipe.resolve import Resolved, changed, resolve
@@ -31,7 +30,7 @@ from equimoe.recipe.trajectory import model_trajectory
 from equimoe.train import checkpoint
 from equimoe.train.loop import IMPORTED, concrete, make_optimizer
 from equimoe.train.metrics import RunLog
-from equimoe.train.state import TrainState
+from equimoe.train.state import TrainState, state_of_weights
 
 __all__ = ["import_weights"]
 
@@ -56,13 +55,16 @@ def import_weights(
 
     `recipe` and `overrides` say how it would be trained (the model is that of `src`); until its first step `resume`
     still takes changes of anything but the model and its tokenizer. Raises EquimoeError for a source that `load`
-    refuses, one without a tokenizer (unless `data.tokenizer=` names one), and a `run` that holds anything.
+    refuses on the recipe's mesh (before its weights are fetched or read, if that cannot be made here), one without a
+    tokenizer (unless `data.tokenizer=` names one), and a `run` that holds anything.
     """
     given, run = run, new_folder(run, "run", WORK)
     _refuse_taken(run)
-    folder = local_folder(src, revision, force=force)
-    model, tokenizer = load(folder, step=step, force=force)
-    resolved = _recipe(model, run, recipe, overrides)
+    found = find(src, revision)
+    resolved = _recipe(config_of(found), run, recipe, overrides)
+    mesh = resolved.recipe.mesh
+    folder = bring(found, mesh=mesh, force=force)
+    model, tokenizer = load(folder, step=step, mesh=mesh, force=force)
     tokenizer = _tokenizer(tokenizer, resolved.recipe, str(src))
     placed = dataclasses.replace(resolved.recipe.data, tokenizer=str(run / checkpoint.TOKENIZER))
     planned = concrete(dataclasses.replace(resolved.recipe, data=placed))
@@ -104,10 +106,10 @@ def _refuse_taken(run: Path) -> None:
         )
 
 
-def _recipe(model: Transformer, run: Path, recipe: str | None, overrides: Sequence[str]) -> Resolved:
+def _recipe(model: ModelConfig, run: Path, recipe: str | None, overrides: Sequence[str]) -> Resolved:
     """How the run would be trained: a recipe with another model, or the defaults of every field."""
     if recipe is None:
-        begin = Recipe(name=run.name, model=model.config, schedule=DEFAULT_SCHEDULE, data=Data(path=None))
+        begin = Recipe(name=run.name, model=model, schedule=DEFAULT_SCHEDULE, data=Data(path=None))
         resolved = Resolved(changed(begin, overrides), new_provenance(IMPORTED, overrides))
     else:
         resolved = resolve(recipe, overrides)
@@ -116,7 +118,7 @@ def _recipe(model: Transformer, run: Path, recipe: str | None, overrides: Sequen
         raise EquimoeError(
             "model", "is that of the imported weights", "Leave these changes out", value=", ".join(touched)
         )
-    named = dataclasses.replace(resolved.recipe, name=run.name, model=model.config)
+    named = dataclasses.replace(resolved.recipe, name=run.name, model=model)
     return dataclasses.replace(resolved, recipe=named)
 
 
@@ -142,9 +144,7 @@ def _state(model: Transformer, recipe: Recipe, log: Log) -> TrainState:
         optim.refuse_zero_matrices(model)
     except EquimoeError as error:
         log(f"warning: it can be sampled and exported, but not well trained: {error}")
-    betas = jnp.full((recipe.model.num_hidden_layers, recipe.model.num_experts), NOTHING_PENDING, jnp.float32)
-    optimizer = jax.jit(make_optimizer(recipe).init)(model)
-    return TrainState(jnp.zeros((), jnp.int32), model, optimizer, betas)
+    return state_of_weights(model, make_optimizer(recipe), mesh_of_model(recipe.mesh, recipe.model))
 
 
 def _write(work: Path, recipe: Recipe, provenance: dict[str, Any], state: TrainState, tokenizer: TextTokenizer) -> None:

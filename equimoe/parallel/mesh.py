@@ -25,6 +25,7 @@ __all__ = [
     "TOKEN_AXES",
     "make_mesh",
     "mesh_shape",
+    "mesh_of_model",
     "micro_batch_sharding",
     "row_sharding",
     "weight_shardings",
@@ -61,6 +62,12 @@ def make_mesh(mesh: Mesh, config: ModelConfig, batch_sequences: int, *, accumula
     problems.raise_if_any()
     devices = np.asarray(all_devices()).reshape([shape[axis] for axis in MESH_AXES])
     return jax.sharding.Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def mesh_of_model(mesh: Mesh, config: ModelConfig) -> jax.sharding.Mesh:
+    """The mesh over all devices for a model that is not trained now: `make_mesh` with a batch that divides."""
+    shape = mesh_shape(mesh, jax.device_count())
+    return make_mesh(mesh, config, math.prod(shape[axis] for axis in TOKEN_AXES))
 
 
 def weight_shardings(config: ModelConfig, mesh: jax.sharding.Mesh) -> dict[str, NamedSharding]:

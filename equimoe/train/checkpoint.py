@@ -46,6 +46,7 @@ __all__ = [
 
 FORMAT, FORMAT_VERSION = "equimoe-checkpoint", 1
 STATE, POSITION, TOKENIZER, MARKER = "state", "position.json", "tokenizer.json", "COMMITTED"
+DATA_FILE_BYTES = 256 << 20  # what is to be written waits in memory for a file of this size; Orbax would take 2 GB
 
 
 def begin(
@@ -152,7 +153,9 @@ def _write_state(path: Path, state: TrainState) -> Callable[[], None]:
     arguments = {name: _chunked(ocp, name, array) for name, array in tree.items()}
     checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True))
     with _quiet():
-        checkpointer.save(path, args=ocp.args.PyTreeSave(tree, save_args=arguments))
+        checkpointer.save(
+            path, args=ocp.args.PyTreeSave(tree, save_args=arguments, ocdbt_target_data_file_size=DATA_FILE_BYTES)
+        )
 
     def wait() -> None:
         try:

@@ -1,7 +1,7 @@
 """The model of a run, to be used: weights of a checkpoint with the pending router bias, and the tokenizer.
 
-Only weights and betas are read, not the optimizer's moments, and they are put on one device whatever mesh the run was
-trained on: a checkpoint holds whole arrays, so nothing depends on the number of devices here or there.
+Only weights and betas are read, not the optimizer's moments, and they are put on one device or on a mesh, whatever mesh
+the run was trained on: a checkpoint holds whole arrays, so nothing depends on the number of devices here or there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from equimoe.config import ModelConfig
 from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
@@ -20,24 +20,25 @@ from equimoe.model.transformer import Transformer
 from equimoe.parallel.capabilities import all_devices
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.train import checkpoint
-from equimoe.train.state import TrainState, with_pending_bias
+from equimoe.train.state import TrainState, place_of, with_pending_bias
 
 __all__ = ["checkpoint_of", "load_run"]
 
 
-def load_run(
-    run: Path, step: int | None = None, *, device: jax.Device | None = None
-) -> tuple[Transformer, TextTokenizer]:
+def load_run(run: Path, step: int | None = None, *, mesh: Mesh | None = None) -> tuple[Transformer, TextTokenizer]:
     """The model of a run at a checkpoint (default the newest), pending router bias applied, and its tokenizer.
 
-    The arrays are put on `device`, default the first one. Raises EquimoeError that lists the steps there are.
+    Every array is read where `mesh` puts it, None: to the first device. Raises EquimoeError that lists the steps there
+    are.
     """
     recipe, _ = read_recipe(run)
     folder = checkpoint_of(run, step)
-    where = SingleDeviceSharding(all_devices()[0] if device is None else device)
-    like = jax.tree.map(
-        lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), jax.eval_shape(lambda: _weights(recipe.model))
-    )
+    shapes = jax.eval_shape(lambda: _weights(recipe.model))
+    if mesh is None:
+        where = jax.tree.map(lambda _: SingleDeviceSharding(all_devices()[0]), shapes)
+    else:
+        where = place_of(shapes, recipe.model, mesh)
+    like = jax.tree.map(lambda s, place: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place), shapes, where)
     state = checkpoint.restore(folder, like, without_optimizer=True)
     return (
         with_pending_bias(state.model, state.betas),

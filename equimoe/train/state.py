@@ -15,12 +15,20 @@ from jaxtyping import Array, Float32, Int32, PRNGKeyArray, PyTree
 
 from equimoe.config import ModelConfig
 from equimoe.model.init import build, map_by_path
-from equimoe.model.quantile_balancing import next_bias
+from equimoe.model.quantile_balancing import NOTHING_PENDING, next_bias
 from equimoe.model.transformer import Transformer
 from equimoe.parallel.capabilities import capabilities
 from equimoe.parallel.mesh import weight_shardings
 
-__all__ = ["TrainState", "abstract_state", "create_state", "state_shardings", "with_pending_bias"]
+__all__ = [
+    "TrainState",
+    "abstract_state",
+    "create_state",
+    "place_of",
+    "state_of_weights",
+    "state_shardings",
+    "with_pending_bias",
+]
 
 
 class TrainState(eqx.Module):
@@ -42,8 +50,24 @@ def create_state(
 ) -> TrainState:
     """A fresh state, every array made where the mesh puts it: no device ever holds the whole model."""
     make = _maker(config, optimizer)
-    shardings = _shardings(jax.eval_shape(make, key), config, mesh)
+    shardings = place_of(jax.eval_shape(make, key), config, mesh)
     return jax.jit(make, out_shardings=shardings, compiler_options=dict(capabilities().run_once_options))(key)
+
+
+def state_of_weights(model: Transformer, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """A state before the first step that begins with weights that are where the mesh puts them, as the rest is made.
+
+    They keep the router bias that they have until that step has made betas.
+    """
+    config = model.config
+
+    def rest(model: Transformer):
+        betas = jnp.full((config.num_hidden_layers, config.num_experts), NOTHING_PENDING, jnp.float32)
+        return jnp.zeros((), jnp.int32), optimizer.init(model), betas
+
+    shardings = place_of(jax.eval_shape(rest, model), config, mesh)
+    step, moments, betas = jax.jit(rest, out_shardings=shardings)(model)
+    return TrainState(step, model, moments, betas)
 
 
 def abstract_state(config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
@@ -52,7 +76,7 @@ def abstract_state(config: ModelConfig, optimizer: optax.GradientTransformation,
     return jax.tree.map(
         lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where),
         shapes,
-        _shardings(shapes, config, mesh),
+        place_of(shapes, config, mesh),
     )
 
 
@@ -70,8 +94,11 @@ def _maker(config: ModelConfig, optimizer: optax.GradientTransformation):
     return make
 
 
-def _shardings(state: TrainState, config: ModelConfig, mesh: Mesh) -> PyTree:
-    """Optimizer moments live where their weights do: a model-shaped subtree gets the model's shardings."""
+def place_of(tree: PyTree, config: ModelConfig, mesh: Mesh) -> PyTree:
+    """Where the mesh puts every array of a state, or of a part of one.
+
+    Optimizer moments live where their weights do: a model-shaped subtree gets the model's shardings.
+    """
     table = weight_shardings(config, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
 
@@ -80,4 +107,4 @@ def _shardings(state: TrainState, config: ModelConfig, mesh: Mesh) -> PyTree:
             return map_by_path(lambda path, _: table[path], subtree)
         return everywhere
 
-    return jax.tree.map(of, state, is_leaf=lambda x: isinstance(x, Transformer))
+    return jax.tree.map(of, tree, is_leaf=lambda x: isinstance(x, Transformer))

@@ -6,9 +6,11 @@ File names from an index come from the network and are checked: plain names insi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from equimoe.errors import EquimoeError
 from equimoe.hub.format.model_files import INDEX, WEIGHTS, belongs, check_folder, read_json
+from equimoe.hub.format.tensors import Part
 
 __all__ = ["TensorHandle", "dtype_of_kind", "open_folder", "read_each", "read_weight_map"]
 
@@ -35,8 +38,10 @@ class TensorHandle:
     def dtype(self) -> np.dtype:
         return dtype_of_kind(self.kind)
 
-    def read(self) -> np.ndarray:
-        return next(read_each([self]))
+    def read(self, part: Part = ()) -> np.ndarray:
+        """The whole or a part of it, copied out of the file. EquimoeError as `read_each`."""
+        with _opened(self.file) as file:
+            return _taken(file, self, part)
 
 
 def read_each(handles: Iterable[TensorHandle]) -> Iterator[np.ndarray]:
@@ -45,18 +50,27 @@ def read_each(handles: Iterable[TensorHandle]) -> Iterator[np.ndarray]:
     EquimoeError if a file is no longer what it was when its header was read.
     """
     for file, neighbours in groupby(handles, key=lambda handle: handle.file):
-        try:
-            # framework "np" with ml_dtypes registered returns bfloat16 arrays too.
-            with safe_open(file, framework="np") as opened:
-                for handle in neighbours:
-                    value = opened.get_tensor(handle.name)
-                    if value.shape != handle.shape:
-                        raise OSError(f"{handle.name} has become {list(value.shape)}")
-                    yield value
-        except (SafetensorError, OSError) as error:
-            raise EquimoeError(
-                str(file), f"cannot be read any more ({error})", "Check the disk, and try again"
-            ) from error
+        with _opened(file) as opened:
+            for handle in neighbours:
+                yield _taken(opened, handle, ())
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """The file, mapped into memory until it is closed; what goes wrong with it is said."""
+    try:
+        # framework "np" with ml_dtypes registered returns bfloat16 arrays too.
+        with safe_open(file, framework="np") as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise EquimoeError(str(file), f"cannot be read any more ({error})", "Check the disk, and try again") from error
+
+
+def _taken(opened: Any, handle: TensorHandle, part: Part) -> np.ndarray:
+    view = opened.get_slice(handle.name)
+    if tuple(view.get_shape()) != handle.shape:
+        raise OSError(f"{handle.name} has become {view.get_shape()}")
+    return view[part]
 
 
 def dtype_of_kind(kind: str) -> np.dtype:

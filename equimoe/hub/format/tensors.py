@@ -1,14 +1,15 @@
 """Between tensor names on disk and the paths of the weight table (hero_spec section 8).
 
 A table entry with a layer axis, a shared-expert axis or an expert axis stands for many tensors on disk, or
-for few stacked ones; `slots` lists which. Both schemas and both expert layouts are read; nothing is guessed:
-missing, unexpected and misshapen tensors are all reported at once.
+for few stacked ones; `slots` lists which. An `Entry` reads the whole or a part of it, such as one device holds. Both
+schemas and both expert layouts are read; nothing is guessed: missing, unexpected and misshapen tensors are all reported
+at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -18,11 +19,13 @@ import numpy as np
 from equimoe.errors import EquimoeError, Problems
 from equimoe.weights import Weight
 
-__all__ = ["Described", "Readable", "Slot", "check_tensors", "has_stacked_experts", "read_tensors", "slots"]
+__all__ = ["Described", "Entry", "Part", "Readable", "Slot", "check_tensors", "entries", "has_stacked_experts", "slots"]
 
 _ALIGNMENT = 64
 _SURELY_ANOTHER = 1_000  # times the tensors that are there
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+Part = tuple[slice, ...]  # of an array: one slice an axis; (): the whole
 
 
 @runtime_checkable
@@ -40,7 +43,7 @@ class Described(Protocol):
 class Readable(Described, Protocol):
     """A tensor that is read when asked for, such as a `TensorHandle` of `hub.format.safetensors_files`."""
 
-    def read(self) -> np.ndarray: ...
+    def read(self, part: Part = ()) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -72,30 +75,54 @@ def slots(weight: Weight, *, schema: int, stacked_experts: bool) -> Iterator[Slo
             yield Slot(name, lead if n is None else (*lead, n), on_disk, weight.transposed)
 
 
-def read_tensors(
+@dataclass(frozen=True)
+class Entry:
+    """One entry of the table, read from its tensors on disk when asked for."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    slots: Sequence[Slot]
+    source: Mapping[str, Readable]
+    not_finite: Callable[[str], object]
+
+    def read(self, part: Part = ()) -> np.ndarray:
+        """The whole or a part of it, in `dtype`. Of each tensor on disk that has to do with it, that part is read.
+
+        One tensor at a time stands beside the result, into which it goes at once; other kinds are converted.
+        """
+        axes = [range(n)[s] for n, s in zip(self.shape, part or (slice(None),) * len(self.shape), strict=True)]
+        out = _aligned(tuple(map(len, axes)), self.dtype)
+        for slot in self.slots:
+            lead, inner = axes[: len(slot.index)], axes[len(slot.index) :]
+            if not all(i in axis for i, axis in zip(slot.index, lead, strict=True)):
+                continue
+            if slot.transposed:
+                inner[-2:] = inner[:-3:-1]
+            value = self.source[slot.name].read(tuple(slice(axis.start, axis.stop) for axis in inner))
+            place = tuple(i - axis.start for i, axis in zip(slot.index, lead, strict=True))
+            out[place] = np.swapaxes(value, -1, -2) if slot.transposed else value
+            if not _is_finite(out[place]):
+                self.not_finite(slot.name)
+        return out
+
+
+def entries(
     source: Mapping[str, Readable],
     table: Mapping[str, Weight],
     *,
     schema: int,
     dtype: np.dtype = _FLOATS[0],
     not_finite: Callable[[str], object] = lambda name: None,
-) -> Iterator[tuple[str, np.ndarray]]:
-    """(path, array in `dtype`) of every entry of the table, from `source` (name -> handle), one after another.
+) -> dict[str, Entry]:
+    """Every entry of the table by path, to be read from `source` (name -> handle) as `dtype`.
 
-    A tensor is read straight into its place; other kinds are converted. `not_finite` is told the name of each that
-    holds NaN or infinity. Raises EquimoeError listing all missing, unexpected and misshapen names before anything is
-    read.
+    `not_finite` is told the name of each tensor that holds NaN or infinity in a part that was read. Raises EquimoeError
+    listing all missing, unexpected and misshapen names before anything is read.
     """
     check_tensors(source, table, schema=schema)
     stacked = has_stacked_experts(source)
-    for path, weight in table.items():
-        out = _aligned(weight.shape, dtype)
-        for slot in slots(weight, schema=schema, stacked_experts=stacked):
-            value = source[slot.name].read()
-            out[slot.index] = np.swapaxes(value, -1, -2) if slot.transposed else value
-            if not _is_finite(out[slot.index]):
-                not_finite(slot.name)
-        yield path, out
+    found = {path: tuple(slots(weight, schema=schema, stacked_experts=stacked)) for path, weight in table.items()}
+    return {path: Entry(table[path].shape, dtype, found[path], source, not_finite) for path in table}
 
 
 def has_stacked_experts(names: Iterable[str]) -> bool:

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from equimoe.errors import EquimoeError
 from equimoe.hub.format.safetensors_files import open_folder
-from equimoe.hub.format.tensors import read_tensors, slots
+from equimoe.hub.format.tensors import entries, slots
 from equimoe.weights import describe
 
 
@@ -39,7 +39,8 @@ def one_by_one(tensors):
 
 
 def read(folder, config, **options):
-    return dict(read_tensors(open_folder(folder), describe(config), schema=2, **options))
+    found = entries(open_folder(folder), describe(config), schema=2, **options)
+    return {path: entry.read() for path, entry in found.items()}
 
 
 def test_orientation_and_place_of_every_kind(config, stacked, tmp_path):

@@ -18,6 +18,7 @@ from huggingface_hub import constants
 import equimoe
 from equimoe.errors import EquimoeError
 from equimoe.hub.exporting.export import export
+from equimoe.hub.import_weights import import_weights
 from equimoe.hub.inspect import inspect, refuse_problems, report
 from equimoe.hub.remote import headers, repository, snapshot
 from equimoe.hub.remote.download import download
@@ -410,6 +411,18 @@ def test_what_does_not_fit_is_refused_with_the_hardware_that_does(tiny, pushed, 
     assert_right(tiny, equimoe.load(REPO, force=True)[0])
     with pytest.raises(EquimoeError, match="memory of one device"):
         equimoe.load(tiny.run)
+
+
+def test_a_mesh_that_cannot_be_made_is_refused_before_weights_are_asked_for(pushed, tmp_path):
+    for act in (
+        lambda: equimoe.load(REPO, mesh=equimoe.Mesh(data=3)),
+        lambda: import_weights(REPO, tmp_path / "run", overrides=["mesh.data=3"]),
+    ):
+        with pytest.raises(EquimoeError, match=r"must multiply to the number of devices \(1\)"):
+            act()
+    assert not any(path.endswith(".safetensors") for _, path, _ in pushed.asked)
+    import_weights(REPO, tmp_path / "run")
+    assert (tmp_path / "run" / "recipe.json").exists()
 
 
 def test_no_room_on_the_disk_is_said_before_anything_is_fetched(pushed, tmp_path, monkeypatch):
