@@ -22,7 +22,8 @@ def step_line(steps: int, values: Mapping[str, float | int], pace: Pace | None, 
         f"loss {values['loss']:.4f}",
         f"grad norm {values['gradient_norm']:.3f}",
         f"load max/mean {values['load_max_over_mean']:.2f}",
-        f"dropped {100 * values['dropped_share']:.2f}%",
+        f"entropy {values['router_entropy']:.3f}",
+        _dropped(values),
     ]
     if pace is not None:
         parts += [
@@ -31,6 +32,14 @@ def step_line(steps: int, values: Mapping[str, float | int], pace: Pace | None, 
             f"ETA {_clock(remaining_steps * pace.step_seconds)}",
         ]
     return "  ".join(parts)
+
+
+def _dropped(values: Mapping[str, float | int]) -> str:
+    """The share, and where it was lost: the two have other causes and other remedies."""
+    text = f"dropped {100 * values['dropped_share']:.2f}%"
+    if values["dropped"]:
+        text += f" ({values['dropped_at_sender']:,} at senders, {values['dropped_at_receiver']:,} at receivers)"
+    return text
 
 
 def _clock(seconds: float) -> str:

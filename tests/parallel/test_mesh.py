@@ -152,6 +152,11 @@ def test_sizes_that_do_not_divide_are_listed_at_once(meshes):
     assert axes.startswith("mesh, 2 problems:")
 
 
+def test_checkpoints_move_from_8_to_4_to_8_to_1(meshes):
+    """All weights and moments bit for bit: weights of 33 entries, and the moments of each."""
+    assert meshes["checkpoints"] == ["?"]
+
+
 # A whole run.
 
 
