@@ -32,6 +32,7 @@ from equimoe.files import typed, write_file
 from equimoe.parallel.capabilities import capabilities, device_memory_bytes
 from equimoe.parallel.compile_cache import enable_compile_cache
 from equimoe.parallel.mesh import make_mesh, row_sharding
+from equimoe.parallel.mesh_fit import transport_warning
 from equimoe.parallel.on_mesh import on_mesh
 from equimoe.parallel.out_of_memory import out_of_memory_said
 from equimoe.plan.arithmetic import refuse_if_too_large, run_rates
@@ -238,7 +239,7 @@ class _Session:
             over=on_mesh(self.mesh, recipe.transport),
         )
         self.scorer = make_scorer(recipe.compute_dtype, on_mesh(self.mesh, Transport()))  # local: nothing is dropped
-        drops = recipe.transport.kind != "local"
+        drops = recipe.transport.kind != "local" and not recipe.transport.balanced
         self.as_trained = make_scorer(recipe.compute_dtype, on_mesh(self.mesh, recipe.transport)) if drops else None
         self.log = RunLog(self.run)
         self.saver = Saver(self.run, recipe, self.data.prepared.tokenizer_path.read_bytes(), self.log)
@@ -252,6 +253,9 @@ class _Session:
             f"data: {recipe.total_tokens:,} tokens to train on = {epochs:.2f} epochs of the training split"
         )
         self.display.say(f"peak for MFU: {peak / 1e9:,.0f} GFLOP/s ({source})")
+        warning = transport_warning(recipe.transport, self.mesh.shape, recipe.model)
+        if warning is not None:
+            self.display.say(warning)
 
     def _steps(self, state: TrainState, start: int) -> None:
         """The loop. A step's metrics are fetched while the next one runs; before a save they are on disk."""

@@ -69,10 +69,10 @@ def test_lengths(mesh, devices, lengths):
 @pytest.mark.parametrize(
     ("mesh", "devices", "problems"),
     [
-        (Mesh(data=3), 8, ["must multiply to the number of devices (8). Set one axis to -1"]),
-        (Mesh(data=2), 8, ["must multiply to the number of devices (8)"]),
-        (Mesh(data=16), 8, ["must multiply to the number of devices (8)"]),
-        (Mesh(replica=3), 8, ["must multiply to the number of devices (8)"]),
+        (Mesh(data=3), 8, ["1 problem:", "must multiply to the number of devices (8); set one axis to -1"]),
+        (Mesh(data=2), 8, ["1 problem:", "must multiply to the number of devices (8); set one axis to -1"]),
+        (Mesh(data=16), 8, ["1 problem:", "needs 16 devices, this machine has 8; start it on 16, or train a smaller"]),
+        (Mesh(replica=3), 8, ["1 problem:", "must multiply to the number of devices (8); shorten the others"]),
         (Mesh(data=-1, expert=-1, model=0), 8, ["2 problems", "at most one axis may be -1", "axes are at least 1"]),
         (Mesh(data=-2), 8, ["1 problem:", "axes are at least 1"]),
     ],
@@ -139,16 +139,17 @@ def test_micro_batches_are_cut_where_the_rows_are(meshes):
 
 def test_sizes_that_do_not_divide_are_listed_at_once(meshes):
     odd, experts, three, two, axes, micro = meshes["refusals"]
-    assert (
-        "schedule.batch_sequences (24): must be a multiple of 16 (replica * data * expert * schedule.accumulation); use"
-    ) in micro
-    assert "lm_head, axis head_vocab (300): must be a multiple of 8; change the model, or shorten data or" in odd
-    assert "schedule.batch_sequences (12): must be a multiple of 8 (replica * data * expert); use 16" in odd
+    rows = "mesh.replica * mesh.data * mesh.expert"
+    assert f"schedule.batch_sequences (24): must be a multiple of {rows} * schedule.accumulation (16); use 32" in micro
     assert odd.startswith("mesh, 2 problems:")
-    assert "blocks.moe.experts.gate, axis experts (4): must be a multiple of 8; change the model, or sho" in experts
-    assert experts.startswith("mesh, 3 problems:")  # gate, up and down
-    for text in (three, two):
-        assert "must multiply to the number of devices (8)" in text
+    assert "model.vocab_size (300): must be a multiple of mesh.data * mesh.expert * mesh.model (8); use 304, or" in odd
+    assert f"schedule.batch_sequences (12): must be a multiple of {rows} (8); use 16, or {rows} = 4" in odd
+    assert experts.startswith("mesh, 1 problem:")  # of gate, up and down
+    assert "model.num_experts (4): must be a multiple of mesh.expert (8); use 8, or mesh.expert = 4" in experts
+    assert "\nUse mesh.replica=1 mesh.data=2 mesh.expert=4 mesh.model=1, the nearest mesh that works here" in experts
+    assert "mesh ('replica 1 x data 3 x expert 1 x model 1'): must multiply to the number of devices (8)" in three
+    assert "model.hidden_size (64): must be a multiple of mesh.data * mesh.expert (3); use 63, or" in three
+    assert two.startswith("mesh, 1 problem:") and "must multiply to the number of devices (8)" in two
     assert axes.startswith("mesh, 2 problems:")
 
 
