@@ -35,6 +35,7 @@ from equimoe.parallel.mesh import make_mesh, row_sharding
 from equimoe.parallel.mesh_fit import transport_warning
 from equimoe.parallel.on_mesh import on_mesh
 from equimoe.parallel.out_of_memory import out_of_memory_said
+from equimoe.parallel.whole_matrices import whole_matrices
 from equimoe.plan.arithmetic import refuse_if_too_large, run_rates
 from equimoe.recipe import Recipe, Transport
 from equimoe.recipe.recipe_json import new_provenance, read_recipe, recipe_to_json
@@ -82,7 +83,7 @@ def train_recipe(recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None
         kept = {**(provenance or new_provenance("python")), "data": data_identity(prepared)}
         write_file(run / "recipe.json", [recipe_to_json(recipe, kept).encode()])
         rewind(run, 0)  # lines of an attempt that never reached a checkpoint
-        session = _Session(recipe, run, data, mesh, make_optimizer(recipe), interrupt)
+        session = _Session(recipe, run, data, mesh, make_optimizer(recipe, mesh), interrupt)
         session.go(session.fresh_state(), "started")
 
 
@@ -117,7 +118,7 @@ def resume_run(run: Path, overrides: Sequence[str] = ()) -> None:
             check_same_data(provenance.get("data", {}), data.prepared, run)
         else:
             provenance = {**provenance, "data": data_identity(data.prepared)}
-        session = _Session(recipe, run, data, mesh, make_optimizer(recipe), interrupt)
+        session = _Session(recipe, run, data, mesh, make_optimizer(recipe, mesh), interrupt)
         if newest is None:
             state = session.fresh_state()
         else:
@@ -167,8 +168,8 @@ def concrete(recipe: Recipe) -> Recipe:
     return absolute(dataclasses.replace(recipe, compute_dtype=dtype, optimizer=optimizer))
 
 
-def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
-    """The optimizer of a run, by its recipe."""
+def make_optimizer(recipe: Recipe, mesh: Mesh | None = None) -> optax.GradientTransformation:
+    """The optimizer of a run, by its recipe. `mesh`: that of weights on several devices."""
     settings, schedule = recipe.optimizer, recipe.schedule
     return optim.make(
         recipe.model,
@@ -180,6 +181,7 @@ def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
         newton_schulz_steps=settings.newton_schulz_steps,
         newton_schulz_dtype=settings.newton_schulz_dtype,
         gate_router_decay=settings.gate_router_decay,
+        spread=None if mesh is None else whole_matrices(mesh, recipe.model),
     )
 
 

@@ -153,6 +153,24 @@ def test_sizes_that_do_not_divide_are_listed_at_once(meshes):
     assert axes.startswith("mesh, 2 problems:")
 
 
+# Newton-Schulz. The model: D=32, 8 layers, 4 experts of 16 x 16, 2 shared ones of 32 x 16, R=8, 2 of 4 heads KV.
+
+
+def test_newton_schulz_is_dealt_out_over_devices():
+    """No collective in the iteration, and an eighth of every stack. A round on s x t: 4 sst + 2 sss."""
+    found = ask("newton_schulz")
+    assert found["in_loops"] == []
+    assert {"all-to-all", "all-gather"} < set(found["in_all"]) <= {"all-to-all", "all-gather", "all-reduce"}
+    on_a_device = {  # 8 layers: one matrix of a stack, 2 shared experts, 4 routed ones; the 4 without layers whole
+        (32, 32): 2,  # w_q, w_o
+        (16, 32): 4 + 3 * 2,  # w_k, w_v, the latent pair; shared experts
+        (8, 32): 4 + 4,  # the norms of a block; those of embedding and output
+        (16, 16): 3 * 4,  # routed experts
+    }
+    assert found["flops"] == sum(n * 5 * (4 * s * s * t + 2 * s**3) for (s, t), n in on_a_device.items())
+    assert found["off"] < 3e-4  # float32; Newton-Schulz multiplies what rounding does to small singular values
+
+
 # A whole run.
 
 
