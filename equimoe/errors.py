@@ -47,13 +47,13 @@ class Problems:
         """Take over the problems of an error that another collection raised, or that stands alone."""
         self.found.extend(error.problems or (str(error),))
 
-    def raise_if_any(self) -> None:
+    def raise_if_any(self, remedy: str = "Change the values named above") -> None:
         if self.found:
             count = f"{len(self.found)} problem{'s' if len(self.found) > 1 else ''}"
             raise EquimoeError(
                 f"{self.subject}, {count}",
                 "every rule must hold",
-                "Change the values named above",
+                remedy,
                 problems=tuple(self.found),
             )
 

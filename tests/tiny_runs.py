@@ -157,7 +157,7 @@ def _programs() -> dict[str, Callable]:
         return jax.tree.map(lambda a: a.copy(), states[name])  # the step takes the state's memory for the next one
 
     return {
-        "make_optimizer": lambda recipe: optimizer_of(recipe.model, recipe.optimizer, recipe.schedule),
+        "make_optimizer": lambda recipe, mesh=None: optimizer_of(recipe.model, recipe.optimizer, recipe.schedule),
         "make_step": make_step,
         "create_state": create_state,
         "make_scorer": cache(loop.make_scorer),

@@ -16,7 +16,7 @@ from equimoe.config import ModelConfig
 from equimoe.errors import Problems
 from equimoe.model.init import leaves_by_path, map_by_path
 from equimoe.model.transformer import Transformer
-from equimoe.optim.matrix_optimizers import adamh, matrix_norm, muonh
+from equimoe.optim.matrix_optimizers import Spread, adamh, matrix_norm, muonh
 from equimoe.optim.rates import Rates, warmup_then_linear
 from equimoe.weights import describe
 
@@ -35,11 +35,13 @@ def make(
     newton_schulz_steps: int = 5,
     newton_schulz_dtype: Any = jnp.bfloat16,
     gate_router_decay: float = 0.0,
+    spread: Spread | None = None,
 ) -> optax.GradientTransformation:
     """The transformation for gradients of a `Transformer` of this config (source: hero_spec section 4).
 
     `steps` is the length of the run, in updates; `constant` keeps the peak rates instead of the schedule.
     `gate_router_decay` is decoupled decay of attention gates and router, annealed linearly to 0 over the run.
+    `spread` deals the matrices of MuonH out over devices (`parallel.whole_matrices`).
     """
     table = describe(config)
 
@@ -60,7 +62,11 @@ def make(
     return optax.partition(
         {
             "muonh": muonh(
-                schedule(rates.muonh_lr), momentum=momentum, steps=newton_schulz_steps, dtype=newton_schulz_dtype
+                schedule(rates.muonh_lr),
+                momentum=momentum,
+                steps=newton_schulz_steps,
+                dtype=newton_schulz_dtype,
+                spread=spread,
             ),
             "adamh": adamh(schedule(rates.muonh_lr), b1=rates.beta1, b2=rates.beta2, eps=rates.epsilon),
             "adam": optax.chain(*adam),

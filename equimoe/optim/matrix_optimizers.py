@@ -10,12 +10,13 @@ the rate alone says how far a matrix turns per step.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Float32, Int32, PyTree
 
 from equimoe.errors import EquimoeError
 from equimoe.optim.newton_schulz import orthogonalise
@@ -24,6 +25,7 @@ from equimoe.optim.stacks import in_groups
 __all__ = ["HyperballState", "MomentumState", "adamh", "hyperball", "muonh"]
 
 Rate = float | Callable[[Any], Any]
+Spread = Callable[[Callable[[Array], Array], PyTree], PyTree]  # (function of a stack, stacks) -> its values
 
 
 class MomentumState(NamedTuple):
@@ -81,15 +83,25 @@ def _require_matrix(x: Array) -> None:
 
 
 def muonh(
-    learning_rate: Rate, *, momentum: float = 0.95, steps: int = 5, dtype: Any = jnp.bfloat16, eps: float = 1e-8
+    learning_rate: Rate,
+    *,
+    momentum: float = 0.95,
+    steps: int = 5,
+    dtype: Any = jnp.bfloat16,
+    eps: float = 1e-8,
+    spread: Spread | None = None,
 ) -> optax.GradientTransformation:
     """MuonH: orthogonalised Nesterov momentum on the hyperball. For matrices, also stacked ones.
 
     m = momentum * m + g; direction = orthogonalise(g + momentum * m). `learning_rate` is the angle per step, a number
     or a schedule of the update count. `dtype` is that of the Newton-Schulz products. One transformation and not a
     chain of two: a group of matrices goes through momentum, Newton-Schulz and the step while it is in cache.
+
+    `spread` orthogonalises stacks whose matrices are cut over devices, in `dtype` (`parallel.whole_matrices`). None: as
+    they lie.
     """
     along = hyperball(learning_rate)
+    orthogonal = partial(orthogonalise, steps=steps, dtype=dtype, eps=eps)
 
     def init(params):
         return MomentumState(jax.tree.map(jnp.zeros_like, params)), along.init(params)
@@ -102,9 +114,15 @@ def muonh(
 
         def step(g, m, w):
             m = momentum * m + g
-            direction = orthogonalise(g + momentum * m, steps=steps, dtype=dtype, eps=eps)
+            direction = orthogonal(g + momentum * m)
             return _along_sphere(w, direction.astype(g.dtype), rate), m
 
+        if spread is not None:
+            new = jax.tree.map(lambda g, m: momentum * m + g, grads, moments)
+            ahead = jax.tree.map(lambda g, m: jnp.asarray(g + momentum * m, dtype), grads, new)
+            turn = partial(in_groups, partial(_along_sphere, rate=rate))
+            updates = jax.tree.map(turn, params, spread(orthogonal, ahead))
+            return updates, (MomentumState(new), HyperballState(count + 1))
         both = jax.tree.map(lambda *leaf: in_groups(step, *leaf), grads, moments, params)
         updates, new = (jax.tree.map(lambda _, pair, i=i: pair[i], grads, both) for i in (0, 1))
         return updates, (MomentumState(new), HyperballState(count + 1))

@@ -73,7 +73,7 @@ def capabilities() -> Capabilities:
         # 2.5 times the memory of the residual stream alone: little on a host, 58 GB a device for the hero's.
         keep_core_outputs=not on_gpu,
         # The iteration reads each matrix 15 times: 110 GFLOP/s where a group stays in a core's 2 MiB of cache, 87 where
-        # 192 matrices of 128 x 128 do not (2 cores). Over several devices a stack is not cut: it is sharded as it is.
+        # 192 matrices of 128 x 128 do not (2 cores). Over several devices `whole_matrices` says who has which.
         matrix_group_bytes=1 << 20 if not on_gpu and jax.device_count() == 1 else None,
         peak_flops=peak if on_gpu else None,
         # XLA's own choice on CPU, YNNPACK, multiplies small matrices at half the rate of Eigen: 55 against 111 GFLOP/s

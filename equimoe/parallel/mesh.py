@@ -6,8 +6,6 @@ table only says where weights and tokens live. Expert parallelism proper moves t
 
 from __future__ import annotations
 
-import math
-
 import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -17,6 +15,7 @@ from equimoe.config import ModelConfig
 from equimoe.errors import Problems
 from equimoe.parallel.capabilities import all_devices
 from equimoe.parallel.layout import LOGICAL_TO_MESH, TOKEN_AXES, mesh_shape
+from equimoe.parallel.mesh_fit import meshes_that_work, remedy_naming, require_mesh
 from equimoe.recipe import Mesh
 from equimoe.weights import Weight, describe
 
@@ -33,35 +32,17 @@ __all__ = [
 
 
 def make_mesh(mesh: Mesh, config: ModelConfig, batch_sequences: int, *, accumulation: int = 1) -> jax.sharding.Mesh:
-    """The mesh over all devices. Refuses, all at once, sizes of the model and batch that its axes do not divide.
+    """The mesh over all devices. Refuses, all at once, lengths and sizes that do not divide (`parallel.mesh_fit`).
 
-    Of a batch that is taken in `accumulation` micro-batches, each must be spread over the devices.
+    The error names the nearest mesh that works on these devices for this model and batch, if there is one.
     """
-    shape = mesh_shape(mesh, jax.device_count())
-    problems = Problems("mesh")
-    for path, weight in describe(config).items():
-        for size, axis in zip(weight.shape, weight.axes, strict=True):
-            parts = math.prod(shape[a] for a in LOGICAL_TO_MESH[axis])
-            problems.require(
-                size % parts == 0,
-                f"{path}, axis {axis}",
-                size,
-                f"must be a multiple of {parts}",
-                f"change the model, or shorten {' or '.join(LOGICAL_TO_MESH[axis])}",
-            )
-    spread = math.prod(shape[a] for a in TOKEN_AXES)
-    least = spread * accumulation
-    micro = "" if accumulation == 1 else " * schedule.accumulation"
-    problems.require(
-        batch_sequences % least == 0,
-        "schedule.batch_sequences",
-        batch_sequences,
-        f"must be a multiple of {least} (replica * data * expert{micro})",
-        f"use {max(least, round(batch_sequences / least) * least)}",
-    )
-    problems.raise_if_any()
-    devices = np.asarray(all_devices()).reshape([shape[axis] for axis in MESH_AXES])
-    return jax.sharding.Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+    problems, devices = Problems("mesh"), jax.device_count()
+    shape = require_mesh(problems, mesh, devices, config, batch_sequences, accumulation=accumulation)
+    if problems.found:
+        working = meshes_that_work(mesh, devices, config, batch_sequences, accumulation=accumulation)
+        problems.raise_if_any(remedy_naming(next(working, None)))
+    grid = np.asarray(all_devices()).reshape([shape[axis] for axis in MESH_AXES])
+    return jax.sharding.Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def mesh_of_model(mesh: Mesh, config: ModelConfig) -> jax.sharding.Mesh:

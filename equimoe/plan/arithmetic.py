@@ -23,7 +23,8 @@ from equimoe.config import ModelConfig
 from equimoe.counting import Counts, counts, training_flops_per_token
 from equimoe.errors import Problems
 from equimoe.optim.rates import Rates, rates_from_budget, warmup_then_linear, warmup_updates
-from equimoe.parallel.layout import TOKEN_AXES, mesh_shape, size_per_device
+from equimoe.parallel.layout import TOKEN_AXES, has_lengths, mesh_shape, size_per_device
+from equimoe.parallel.mesh_fit import meshes_that_work, remedy_naming, require_mesh
 from equimoe.plan.working_set import DTYPE_BYTES, FLOAT32_BYTES, GIB, fits_line, working_set
 from equimoe.recipe import Mesh, Recipe
 from equimoe.recipe.fields import leaves
@@ -249,21 +250,45 @@ _SURELY_TOO_LARGE = 1.5  # times a device's memory: an estimate above it is not 
 def refuse_if_too_large(
     recipe: Recipe, device_memory_bytes: int, device_count: int, *, compute_dtype: str = "bfloat16"
 ) -> None:
-    """EquimoeError, with all that is missing at once, if the recipe cannot run on this machine or names no data."""
-    _missing(recipe, device_memory_bytes, device_count, compute_dtype).raise_if_any()
+    """EquimoeError, with all that is missing at once, if the recipe cannot run on this machine or names no data.
+
+    It names the nearest mesh that divides the sizes and fits the memory, if the mesh that was asked for does not.
+    """
+    problems, nearest = _missing(recipe, device_memory_bytes, device_count, compute_dtype)
+    problems.raise_if_any(remedy_naming(nearest))
 
 
-def _missing(recipe: Recipe, device_memory_bytes: int, device_count: int, compute_dtype: str) -> Problems:
-    problems = Problems(f"recipe {recipe.name!r} on this machine")
-    memory = _memory(recipe, device_count, compute_dtype)
-    mesh = " x ".join(f"{axis} {size}" for axis, size in memory.mesh.items())
-    problems.require(
-        memory.devices <= device_count,
-        "mesh",
-        mesh,
-        f"needs {_count(memory.devices, 'device')}, this machine has {device_count:,}",
-        f"start it on {memory.devices:,}, or train a smaller recipe (`equimoe recipes`)",
+def _missing(
+    recipe: Recipe, device_memory_bytes: int, device_count: int, compute_dtype: str
+) -> tuple[Problems, Mesh | None]:
+    """What keeps a recipe from training here, and the nearest mesh that would not."""
+    problems, nearest = _refused(recipe, device_memory_bytes, device_count, compute_dtype), None
+    if problems.found:
+        schedule = recipe.schedule
+        divided = meshes_that_work(
+            recipe.mesh, device_count, recipe.model, schedule.batch_sequences, accumulation=schedule.accumulation
+        )
+        others = (dataclasses.replace(recipe, mesh=mesh) for mesh in divided)
+        fit = (r.mesh for r in others if not _refused(r, device_memory_bytes, device_count, compute_dtype).found)
+        nearest = next(fit, None)
+    problems.require(recipe.data.path is not None, "data.path", None, "this recipe names no data", "add --data PATHS")
+    return problems, nearest
+
+
+def _refused(recipe: Recipe, device_memory_bytes: int, device_count: int, compute_dtype: str) -> Problems:
+    """What the recipe's mesh and a device's memory have against it."""
+    problems, schedule = Problems(f"recipe {recipe.name!r} on this machine"), recipe.schedule
+    require_mesh(
+        problems,
+        recipe.mesh,
+        device_count,
+        recipe.model,
+        schedule.batch_sequences,
+        accumulation=schedule.accumulation,
     )
+    if not has_lengths(recipe.mesh):  # nothing can be counted on it
+        return problems
+    memory = _memory(recipe, device_count, compute_dtype)
     problems.require(
         memory.bytes_per_device <= device_memory_bytes,
         "memory of one device",
@@ -282,7 +307,6 @@ def _missing(recipe: Recipe, device_memory_bytes: int, device_count: int, comput
         f"is an estimate of what a step needs, and far above the {_gib(device_memory_bytes)} of a device here",
         "use shorter rows (model.max_position_embeddings), a smaller batch, or schedule.accumulation",
     )
-    problems.require(recipe.data.path is not None, "data.path", None, "this recipe names no data", "add --data PATHS")
     return problems
 
 
@@ -336,11 +360,12 @@ def lines(recipe: Recipe, facts: Arithmetic) -> list[str]:
 def machine_lines(recipe: Recipe, machine: Mapping[str, Any]) -> list[str]:
     """The record of `parallel.capabilities` with `device_memory_bytes`, and what keeps the recipe from training."""
     memory, devices = machine["device_memory_bytes"], machine["device_count"]
-    missing = _missing(recipe, memory, devices, machine["compute_dtype"]).found
+    problems, nearest = _missing(recipe, memory, devices, machine["compute_dtype"])
     rows = [
         (name, f"{value:,}" if name == "device_memory_bytes" else str(value), "") for name, value in machine.items()
     ]
-    verdict = [f"  training here is refused: {line}" for line in missing]
+    verdict = [f"  training here is refused: {line}" for line in problems.found]
+    verdict += [f"  {remedy_naming(nearest)}"] * (nearest is not None)
     return [
         *_table("This machine", rows, align="<"),
         *(verdict or ["  nothing that is counted above keeps this recipe from training here"]),

@@ -32,9 +32,11 @@ from equimoe.files import typed, write_file
 from equimoe.parallel.capabilities import capabilities, device_memory_bytes
 from equimoe.parallel.compile_cache import enable_compile_cache
 from equimoe.parallel.mesh import make_mesh, row_sharding
+from equimoe.parallel.mesh_fit import transport_warning
 from equimoe.parallel.on_mesh import on_mesh
 from equimoe.parallel.out_of_memory import out_of_memory_said
 from equimoe.parallel.processes.together import ALONE, Processes
+from equimoe.parallel.whole_matrices import whole_matrices
 from equimoe.plan.arithmetic import refuse_if_too_large, run_rates
 from equimoe.recipe import Recipe, Transport
 from equimoe.recipe.recipe_json import new_provenance, read_recipe, recipe_to_json
@@ -87,7 +89,7 @@ def train_recipe(
             write_file(run / "recipe.json", [recipe_to_json(recipe, kept).encode()])
             rewind(run, 0)  # lines of an attempt that never reached a checkpoint
         refuse_unless_shared(run / "recipe.json", processes)
-        session = _Session(recipe, run, data, mesh, make_optimizer(recipe), interrupt, processes)
+        session = _Session(recipe, run, data, mesh, make_optimizer(recipe, mesh), interrupt, processes)
         session.go(session.fresh_state(), "started")
 
 
@@ -124,7 +126,7 @@ def resume_run(run: Path, overrides: Sequence[str] = (), *, processes: Processes
             check_same_data(provenance.get("data", {}), data.prepared, run)
         else:
             provenance = {**provenance, "data": data_identity(data.prepared)}
-        session = _Session(recipe, run, data, mesh, make_optimizer(recipe), interrupt, processes)
+        session = _Session(recipe, run, data, mesh, make_optimizer(recipe, mesh), interrupt, processes)
         if newest is None:
             state = session.fresh_state()
         else:
@@ -184,8 +186,8 @@ def concrete(recipe: Recipe) -> Recipe:
     return absolute(dataclasses.replace(recipe, compute_dtype=dtype, optimizer=optimizer))
 
 
-def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
-    """The optimizer of a run, by its recipe."""
+def make_optimizer(recipe: Recipe, mesh: Mesh | None = None) -> optax.GradientTransformation:
+    """The optimizer of a run, by its recipe. `mesh`: that of weights on several devices."""
     settings, schedule = recipe.optimizer, recipe.schedule
     return optim.make(
         recipe.model,
@@ -197,6 +199,7 @@ def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
         newton_schulz_steps=settings.newton_schulz_steps,
         newton_schulz_dtype=settings.newton_schulz_dtype,
         gate_router_decay=settings.gate_router_decay,
+        spread=None if mesh is None else whole_matrices(mesh, recipe.model),
     )
 
 
@@ -258,7 +261,7 @@ class _Session:
             over=on_mesh(self.mesh, recipe.transport),
         )
         self.scorer = make_scorer(recipe.compute_dtype, on_mesh(self.mesh, Transport()))  # local: nothing is dropped
-        drops = recipe.transport.kind != "local"
+        drops = recipe.transport.kind != "local" and not recipe.transport.balanced
         self.as_trained = make_scorer(recipe.compute_dtype, on_mesh(self.mesh, recipe.transport)) if drops else None
         self.log = RunLog(self.run, writes=self.processes.writes)
         tokenizer = self.data.prepared.tokenizer_path.read_bytes()
@@ -273,6 +276,9 @@ class _Session:
             f"data: {recipe.total_tokens:,} tokens to train on = {epochs:.2f} epochs of the training split"
         )
         self.display.say(f"peak for MFU: {peak / 1e9:,.0f} GFLOP/s ({source})")
+        warning = transport_warning(recipe.transport, self.mesh.shape, recipe.model)
+        if warning is not None:
+            self.display.say(warning)
 
     def _steps(self, state: TrainState, start: int) -> None:
         """The loop. A step's metrics are fetched while the next one runs; before a save they are on disk."""

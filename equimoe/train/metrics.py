@@ -60,7 +60,7 @@ METRICS: Mapping[str, Metric] = {
     "gradient_norm/*": Metric("", "norm of the gradients of one component of the weight table"),
     "parameter_norm/*": Metric("", "norm of its weights after the update; MuonH and AdamH never change it"),
     "eval_loss/*": Metric("nats", "held-out cross entropy per token, dropless; macro: mean over sets, micro: tokens"),
-    "eval_loss_as_trained/*": Metric("nats", "the same with what the run's transport drops; not for transport local"),
+    "eval_loss_as_trained/*": Metric("nats", "the same with what the transport drops; not for local or balanced"),
     "eval_bits_per_byte/*": Metric("bits", "held-out loss on all tokens per byte of text"),
     "eval_tokens/*": Metric("tokens", "held-out tokens scored"),
     "step_seconds": Metric("s", "wall-clock time of the step", "timing"),

@@ -59,7 +59,8 @@ def score_sets(
     """Score the named sets, `rows` rows at a time, a line each as it is done; False if `stop` cut it short.
 
     `place(all_rows, first, count)` puts rows on the devices of the model.
-    `as_trained`: scores once more with what the run's transport drops, for the loss beside that of `scorer`.
+    `as_trained`: scores once more with what the run's transport drops, for the loss beside that of `scorer`. None under
+    `transport.balanced`: that sends tokens to experts that no router chose, so its loss is not one of this model.
     """
     for name in names:
         if name == MEANS[0]:

@@ -44,14 +44,15 @@ def run(optimizer, w, gradients):
     return params["w"]
 
 
-def test_muonh_by_hand_over_three_steps():
+@pytest.mark.parametrize("spread", [None, lambda function, stacks: jax.tree.map(function, stacks)])
+def test_muonh_by_hand_over_three_steps(spread):
     w, momentum = draw(0), np.zeros(SHAPE)
     gradients = [draw(i) * 10.0**-i for i in (1, 2, 3)]
     expected = w
     for g in gradients:
         momentum = 0.95 * momentum + g
         expected = on_sphere(expected, orthogonal(g + 0.95 * momentum), 0.1)
-    assert worst(run(muonh(0.1, dtype=jnp.float32), w, gradients), expected) <= 5e-6
+    assert worst(run(muonh(0.1, dtype=jnp.float32, spread=spread), w, gradients), expected) <= 5e-6
 
 
 def test_adamh_by_hand_over_three_steps():

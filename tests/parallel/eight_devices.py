@@ -11,15 +11,24 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from compiled_program import collectives, product_flops
 
 import equimoe
 from equimoe import EquimoeError, Mesh, Transport
+from equimoe.model.init import abstract, leaves_by_path, map_by_path
 from equimoe.parallel.mesh import make_mesh, micro_batch_sharding, row_sharding, weight_shardings
+from equimoe.parallel.whole_matrices import whole_matrices
 from equimoe.weights import describe
 
 SIZES = {"head_dim": 8, "experts_per_token": 2, "row_tokens": 32, "gated_norm_rank": 8}
 # 8 heads, of which 2 key/value heads: the model axis can be 2.
 MODEL = equimoe.derive(64, layers=2, experts=4, vocabulary=304, **SIZES)
+# 4 heads, of which 2 key/value heads.
+DEEP = dataclasses.replace(
+    equimoe.derive(32, layers=8, experts=4, vocabulary=304, **SIZES), local_kv_heads=2, num_key_value_heads=2
+)
 ODD = equimoe.derive(24, layers=2, experts=6, vocabulary=300, **SIZES)
 
 
@@ -66,8 +75,6 @@ def refusals() -> list[str]:
 
 def micro_batches_of_rows() -> list:
     """16 rows on 8 devices, cut into 2 micro-batches: [rows of each, what each device holds before and after]."""
-    import jax.numpy as jnp
-
     from equimoe.objectives.micro_batches import micro_batches
 
     made = make_mesh(Mesh(), MODEL, 16, accumulation=2)
@@ -121,6 +128,37 @@ def meshes() -> dict:
         "refusals": refusals(),
         "micro_batches": micro_batches_of_rows(),
         "checkpoints": checkpoints_moved(),
+    }
+
+
+def newton_schulz() -> dict:
+    """The update of 8 layers alone on 2 x 1 x 2 x 2: collectives, FLOPs of the products of a device, and how far the
+    updates of MuonH are from those of one device, over their largest value.
+    """
+    from equimoe.optim import Rates, make
+
+    rates, table = Rates(0.01, 0.01, 0.9, 0.95, 1e-8), describe(DEEP)
+    rng = np.random.default_rng(0)
+    weights, gradients = (
+        jax.tree.map(lambda a: jnp.asarray(rng.standard_normal(a.shape), jnp.float32), abstract(DEEP)) for _ in range(2)
+    )
+
+    def update(spread, *placed):
+        optimizer = make(DEEP, rates, steps=10, constant=True, newton_schulz_dtype="float32", spread=spread)
+        compiled = jax.jit(lambda g, w: optimizer.update(g, optimizer.init(w), w)[0]).lower(*placed).compile()
+        moved = leaves_by_path(compiled(*placed))
+        return compiled.as_text(), {p: np.asarray(a) for p, a in moved.items() if table[p].group == "muonh"}
+
+    _, expected = update(None, gradients, weights)
+    made = make_mesh(Mesh(2, 1, 2, 2), DEEP, 8)
+    where = weight_shardings(DEEP, made)
+    placed = (map_by_path(lambda path, a: jax.device_put(a, where[path]), tree) for tree in (gradients, weights))
+    text, moved = update(whole_matrices(made, DEEP), *placed)
+    return {
+        "in_loops": collectives(text, in_loops_only=True),
+        "in_all": sorted({kind for _, kind, _ in collectives(text)}),
+        "flops": product_flops(text),
+        "off": max(float(np.abs(moved[p] - a).max() / np.abs(a).max()) for p, a in expected.items()),
     }
 
 

@@ -10,7 +10,6 @@ import itertools
 import json
 import re
 import sys
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import drops_by_hand
 import jax
 import jax.numpy as jnp
 import numpy as np
+from compiled_program import collectives
 from safetensors.numpy import load_file
 
 import equimoe
@@ -164,38 +164,6 @@ def equality(mesh: str, local_experts: int, padded: bool, settings: dict, seed: 
         "rows_otherwise": int(np.abs(np.asarray(counts.rows_per_expert) - np.asarray(own.rows_per_expert)).sum()),
         "differences": {name: float(jnp.abs(a - b).max() / jnp.abs(a).max()) for name, a, b in pairs},
     }
-
-
-def collectives(text: str) -> list[list]:
-    """[times executed, operation, shape] in compiled HLO: a collective in a loop counts as often as it goes round."""
-    bodies: dict[str, list[str]] = {}
-    entry = name = ""
-    for line in text.splitlines():
-        if not line.startswith(" ") and (head := re.match(r"(ENTRY )?%?([\w.-]+) .*\{$", line)):
-            name = head[2]
-            entry = name if head[1] else entry
-        elif name:
-            bodies.setdefault(name, []).append(line)
-    found: Counter = Counter()
-
-    def walk(body: str, times: int) -> None:
-        for line in bodies.get(body, ()):
-            kinds = "all-to-all|all-gather|all-reduce|reduce-scatter|collective-permute|ragged-all-to-all"
-            if hit := re.search(rf"= \(?(\w+\[[\d,]*\]).* ({kinds})(-start)?\(", line):
-                found[hit[2], hit[1]] += times
-            rounds = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
-            if " while(" in line:
-                assert rounds, line  # every loop of a step has a length
-                walk(re.search(r"body=%?([\w.-]+)", line)[1], times * int(rounds[1]))
-            else:
-                for called in re.findall(r"(?:calls|to_apply|_computation)=%?([\w.-]+)", line):
-                    walk(called, times)
-                for branches in re.findall(r"branch_computations=\{([^}]*)\}", line):
-                    for called in branches.split(","):
-                        walk(called.strip().lstrip("%"), times)
-
-    walk(entry, 1)
-    return [[times, *key] for key, times in sorted(found.items())]
 
 
 def compiled() -> dict:

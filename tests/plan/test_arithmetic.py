@@ -174,6 +174,29 @@ def test_what_fits_is_not_refused(hero, tiny):
         refuse_if_too_large(tiny, 25 * 2**20, 1)
 
 
+@pytest.mark.parametrize(
+    ("gib", "nearest"),
+    [
+        (1000, "mesh.replica=8 mesh.data=1 mesh.expert=64 mesh.model=1"),  # one axis changed, from 11
+        (186, "mesh.replica=4 mesh.data=1 mesh.expert=128 mesh.model=1"),  # 8 x 64 is estimated at 304 GiB a device
+        (24, None),
+    ],
+)
+def test_the_nearest_mesh_divides_and_fits(gib, nearest):
+    with pytest.raises(EquimoeError, match="needs 704 devices, this machine has 512") as error:
+        refuse_if_too_large(resolve("hero", ["data.path=store"]).recipe, gib * GIB, 512)
+    use = "Change" if nearest is None else f"Use {nearest}, the nearest mesh that works here, or change"
+    assert error.value.remedy == f"{use} the values named above"
+
+
+def test_a_mesh_is_refused_with_the_memory_and_the_data(hero):
+    """Everything at once: 5 replicas of 64 on 320 devices divide neither the batch of 11,264 rows nor the memory."""
+    with pytest.raises(EquimoeError) as error:
+        refuse_if_too_large(dataclasses.replace(hero, mesh=Mesh(replica=5, data=1, expert=64)), 24 * GIB, 320)
+    subjects = [line.split(" (")[0] for line in error.value.problems]
+    assert subjects == ["schedule.batch_sequences", "memory of one device", "data.path"]
+
+
 def test_a_mesh_that_makes_no_sense_is_refused(tiny):
     for mesh, message in (
         (Mesh(data=0), "axes are at least 1"),
@@ -201,6 +224,8 @@ def test_machine_lines_say_what_stands_in_the_way(hero, tiny):
     machine = {"device_count": 1, "compute_dtype": "float32", "device_memory_bytes": 4 * GIB}
     assert machine_lines(tiny, machine)[-1].startswith("  nothing that is counted above keeps this recipe")
     assert sum("training here is refused" in line for line in machine_lines(hero, machine)) == 3
+    printed = machine_lines(dataclasses.replace(tiny, mesh=Mesh(expert=5)), machine | {"device_count": 8})
+    assert printed[-1].startswith("  Use mesh.replica=1 mesh.data=2 mesh.expert=4 mesh.model=1, the nearest mesh")
 
 
 def test_arithmetic_imports_no_jax():
