@@ -160,7 +160,7 @@ def forward(
     def body(x, layer):
         block, is_global = layer
         if over is not None:
-            block, x = over.gathered(block, "blocks", config), over.spread(x)
+            block, x = over.gathered(block, "blocks", config, dtype), over.spread(x)
         x, routing, counts = block(x, segment_ids, is_global, config, over)
         return x, jax.lax.stop_gradient(observe(routing, counts))
 

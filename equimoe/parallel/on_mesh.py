@@ -50,15 +50,19 @@ class OnMesh:
         """Rows where the batch has them: over replica, data and expert."""
         return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(TOKEN_AXES, None, None)))
 
-    def gathered(self, weights: PyTree, prefix: str, config: ModelConfig) -> PyTree:
+    def gathered(self, weights: PyTree, prefix: str, config: ModelConfig, dtype: Any) -> PyTree:
         """One layer's weights as its products want them: whole, but for `model`, and for routed experts.
 
-        `prefix`: of their paths in the weight table, "blocks".
+        `prefix`: of their paths in the weight table, "blocks". `dtype`: of the products. A matrix travels in it; the
+        router's, which is used in float32, and gains do not.
         """
         table = describe(config)
 
         def whole(path, weight):
-            axes = table[".".join([prefix, *(key.name for key in path)])].axes[-weight.ndim :]
+            entry = table[".".join([prefix, *(key.name for key in path)])]
+            axes = entry.axes[-weight.ndim :]
+            if "hidden" in axes and weight.ndim > 1 and entry.component != "router":
+                weight = weight.astype(dtype)
             spec = (("expert",) if axis == "experts" else _without_gathered(axis) for axis in axes)
             return jax.lax.with_sharding_constraint(weight, NamedSharding(self.mesh, PartitionSpec(*spec)))
 

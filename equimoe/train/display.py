@@ -39,6 +39,8 @@ def _dropped(values: Mapping[str, float | int]) -> str:
     text = f"dropped {100 * values['dropped_share']:.2f}%"
     if values["dropped"]:
         text += f" ({values['dropped_at_sender']:,} at senders, {values['dropped_at_receiver']:,} at receivers)"
+    if values["skipped_padding"]:
+        text += f"  padding {values['skipped_padding']:,}"
     return text
 
 

@@ -6,8 +6,10 @@ import dataclasses
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import jax
@@ -16,7 +18,9 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+import equimoe
 from equimoe.model.experts import Experts
+from equimoe.model.init import build
 from equimoe.parallel.capabilities import capabilities
 from equimoe.parallel.on_mesh import OnMesh
 from equimoe.parallel.transports.capacity import capacity, largest_capacity
@@ -205,3 +209,16 @@ def test_ragged_is_the_primitive_on_a_gpu(monkeypatch):
     assert len(calls) == 2 * 2 * 2
     # 6 experts a device in chunks of 3: of every array, 3 slices for each of 64 peers.
     assert all(line.count("tensor<192xi32>") == 4 for line in calls)
+
+
+def test_matrices_of_a_layer_travel_in_the_dtype_of_its_products():
+    """14 of a layer's 25 arrays do; experts do not travel, and gains, router and convolutions are used in float32."""
+    sizes = {"head_dim": 8, "experts_per_token": 2, "row_tokens": 16, "gated_norm_rank": 8}
+    config = equimoe.derive(64, layers=2, experts=4, vocabulary=304, **sizes)
+    mesh = AbstractMesh((1, 2, 4, 1), ("replica", "data", "expert", "model"), axis_types=(AxisType.Auto,) * 4)
+    blocks = jax.eval_shape(lambda: build(config, jax.random.key(0))).blocks
+    layer = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), blocks)
+    gathered = jax.jit(lambda layer: OnMesh(mesh, Transport()).gathered(layer, "blocks", config, jnp.bfloat16))
+    text = gathered.trace(layer).lower(lowering_platforms=("cuda",)).as_text()
+    travelling = Counter(re.findall(r"sharding_constraint .* : tensor<(?:\d+x)+(\w+)>", text))
+    assert travelling == {"bf16": 14, "f32": 11}
