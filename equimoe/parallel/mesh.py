@@ -6,6 +6,8 @@ table only says where weights and tokens live. Expert parallelism proper moves t
 
 from __future__ import annotations
 
+import math
+
 import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
