@@ -24,7 +24,17 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
 from equimoe.parallel.capabilities import even_expert_rows
-from equimoe.parallel.transports.slots import Counts, Groups, Layout, Part, combine, dispatch, placed, ranked
+from equimoe.parallel.transports.slots import (
+    Assignments,
+    Counts,
+    Groups,
+    Layout,
+    Part,
+    combine,
+    dispatch,
+    placed,
+    ranked,
+)
 
 __all__ = [
     "DISPATCH_PLAN",
