@@ -68,6 +68,7 @@ def train_recipe(
 ) -> None:
     """Train a new run in the folder `run`, to its end; one of several `processes` that all call this, or alone.
 
+    Several are made by `parallel.processes.start.met`, before anything touches a device.
     Raises EquimoeError if the folder already holds a checkpoint, if the model cannot fit here, or for anything
     wrong with the data; `interrupt.Stopped` after Ctrl-C (it is a KeyboardInterrupt) or SIGTERM (a SystemExit).
     """

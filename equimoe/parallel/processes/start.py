@@ -1,5 +1,8 @@
 """The start of a run of many processes: they meet, compare what they would run, and connect JAX.
 
+    with met(find_place(), {"recipe": recipe.to_dict()}, timeout=300.0) as processes:
+        equimoe.train_recipe(recipe, run, processes=processes)
+
 What differs between them (code, libraries, recipe, command) is found before a device is touched: it would otherwise
 hang in the first collective, or train on quietly with two programs.
 """
