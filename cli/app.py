@@ -92,7 +92,9 @@ def main() -> None:
 def _exit(code: int) -> NoReturn:
     """End at once where Python would wait: for the threads of a save under way (the second Ctrl-C), or for the other
     processes of a run, which do not come any more."""
-    if any(thread.name.startswith(("save ", "meeting")) for thread in threading.enumerate()):
+    jax = sys.modules.get("jax")
+    of_many = jax is not None and jax.distributed.is_initialized()
+    if of_many or any(thread.name.startswith("save ") for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

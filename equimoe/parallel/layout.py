@@ -68,7 +68,7 @@ def require_lengths(problems: Problems, mesh: Mesh, devices: int) -> dict[MeshAx
         "mesh",
         shown,
         f"needs {fixed:,} device{'' if fixed == 1 else 's'}, this machine has {devices:,}",
-        f"start it on {fixed:,}, or train a smaller recipe (`equimoe recipes`)",
+        f"make an axis smaller, or start it on {fixed:,}",
     )
     whole = devices % fixed == 0 and (fixed == devices or len(known) < len(sizes))
     problems.require(

@@ -6,8 +6,6 @@ table only says where weights and tokens live. Expert parallelism proper moves t
 
 from __future__ import annotations
 
-import math
-
 import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -49,8 +47,7 @@ def make_mesh(mesh: Mesh, config: ModelConfig, batch_sequences: int, *, accumula
 
 def mesh_of_model(mesh: Mesh, config: ModelConfig) -> jax.sharding.Mesh:
     """The mesh over all devices for a model that is not trained now: `make_mesh` with a batch that divides."""
-    shape = mesh_shape(mesh, jax.device_count())
-    return make_mesh(mesh, config, math.prod(shape[axis] for axis in TOKEN_AXES))
+    return make_mesh(mesh, config, jax.device_count())
 
 
 def weight_shardings(config: ModelConfig, mesh: jax.sharding.Mesh) -> dict[str, NamedSharding]:

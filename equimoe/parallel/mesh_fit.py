@@ -61,9 +61,12 @@ def require_mesh(
 ) -> dict[MeshAxis, int]:
     """Add all that keeps a model and its batch from this mesh over `devices`. Returns the lengths (`require_lengths`).
 
-    Of a batch that is taken in `accumulation` micro-batches, each must be spread over the devices.
+    Of a batch that is taken in `accumulation` micro-batches, each must be spread over the devices. Another size of the
+    model or batch is named only where the lengths are right: it would be made for a mesh that cannot be.
     """
+    before = len(problems.found)
     shape = require_lengths(problems, mesh, devices)
+    possible = len(problems.found) == before
     for rule in _rules(config, batch_sequences, accumulation):
         parts, of_mesh = rule.parts(shape), " * ".join(f"mesh.{axis}" for axis in rule.axes)
         product = of_mesh if rule.times == 1 else f"{of_mesh} * schedule.accumulation"
@@ -74,7 +77,7 @@ def require_mesh(
             rule.field,
             rule.size,
             f"must be a multiple of {product} ({parts:,})",
-            f"use {larger}, or {of_mesh} = {divisor}",
+            f"use {larger}, or {of_mesh} = {divisor}" if possible else f"use {of_mesh} = {divisor}",
         )
     return shape
 

@@ -83,6 +83,13 @@ class Display:
     def say(self, line: str) -> None:
         self.console.print(line, markup=False)
 
+    def answer(self, line: str) -> None:
+        """Say it also where another process speaks: to who pressed Ctrl-C here."""
+        if self.console.quiet:
+            print(line, flush=True)
+        else:
+            self.say(line)
+
     def step(self, values: Mapping[str, float | int], pace: Pace | None) -> None:
         """Refresh the bar; print a line if the last one is old enough, and for the first and last step."""
         step = int(values["step"])

@@ -35,6 +35,7 @@ from equimoe.parallel.mesh import make_mesh, row_sharding
 from equimoe.parallel.mesh_fit import transport_warning
 from equimoe.parallel.on_mesh import on_mesh
 from equimoe.parallel.out_of_memory import out_of_memory_said
+from equimoe.parallel.processes.meeting import Lost
 from equimoe.parallel.processes.together import ALONE, Processes
 from equimoe.parallel.whole_matrices import whole_matrices
 from equimoe.plan.arithmetic import refuse_if_too_large, run_rates
@@ -236,7 +237,7 @@ class _Session:
         )
         try:
             # Ctrl-C is ours before the bar hides the cursor.
-            with self.interrupt.deferred(self.display.say), self.display:
+            with self.interrupt.deferred(self.display.answer), self.display:
                 if start:
                     self.display.say(f"going on from step {start}")
                 if start < recipe.schedule.steps:
@@ -244,8 +245,10 @@ class _Session:
                 self._make_up(state, start)
                 self._steps(state, start)
         except BaseException as error:
-            if not getattr(error, "at_once", False):  # a second Ctrl-C does not wait
-                self.saver.close()
+            if isinstance(error, EquimoeError) and not isinstance(error, Lost):
+                self.processes.ends()  # most likely all fail alike: no other one's end may cut off a save under way
+            if not getattr(error, "at_once", False) and not isinstance(error, Lost):
+                self.saver.close()  # but for a second Ctrl-C, and a save that waits for who is gone
             raise
         self._finish(recipe.schedule.steps)
 
@@ -293,6 +296,8 @@ class _Session:
                 waiting = (done, metrics, data_seconds)
                 self.saver.check()
                 stop, old = self.processes.any("a step", self.interrupt.requested, self.saver.last_is_old())
+                if stop and not self.interrupt.requested:
+                    self.display.say("another process was asked to stop; stopping after this step to save")
                 save, look = (
                     stop or old or self.saver.due(done),
                     bool(due_sets(recipe, done)) or samples_due(recipe, done),
@@ -325,7 +330,8 @@ class _Session:
             self.saver.save(state, step)
         self.saver.wait()
         self._log_blocked(step)
-        self.display.say(f"saved at step {step}; continue with: equimoe resume {typed(self.run)}")
+        again = f" (in {self.processes.count} processes, as this was started)" if self.processes.count > 1 else ""
+        self.display.say(f"saved at step {step}; continue with: equimoe resume {typed(self.run)}{again}")
         raise stopped(max(self.processes.gather("the signal", self.interrupt.number)), saved=True)
 
     def _batch(self, done: int) -> tuple[jax.Array, ...]:

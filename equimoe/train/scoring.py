@@ -86,7 +86,7 @@ def score_sets(
             if dropping is None:
                 return False
             line[f"eval_loss_as_trained/{name}"] = dropping.loss
-            said += f"  loss with drops {dropping.loss:.4f}"
+            said += f"  loss as trained, with drops {dropping.loss:.4f}"
         log.write("metrics", line)
         say(said)
     return True

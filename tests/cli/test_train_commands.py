@@ -216,7 +216,7 @@ def test_training_the_hero_here_is_refused_with_what_it_would_need(tmp_path):
     assert done.returncode == 2
     for text in (
         "recipe 'hero' on this machine, 3 problems: every rule must hold",
-        "mesh ('replica 11 x data 1 x expert 64 x model 1'): needs 704 devices, this machine has 1; start it on 704",
+        "mesh ('replica 11 x data 1 x expert 64 x model 1'): needs 704 devices, this machine has 1; make an axis",
         "memory of one device ('141.2 GiB'): must be at most the ",
         "are 5,990.8 GiB in all, 105.2 GiB on each of 704 devices, and the residual stream of 65,536 tokens is 36.0",
         "data.path (None): this recipe names no data; add --data PATHS",

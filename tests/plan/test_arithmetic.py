@@ -157,7 +157,7 @@ def test_refusal_says_everything_that_is_missing(hero):
     assert str(error.value) == (
         "recipe 'hero' on this machine, 3 problems: every rule must hold\n"
         "  - mesh ('replica 11 x data 1 x expert 64 x model 1'): needs 704 devices, this machine has 8; "
-        "start it on 704, or train a smaller recipe (`equimoe recipes`)\n"
+        "make an axis smaller, or start it on 704\n"
         "  - memory of one device ('141.2 GiB'): must be at most the 24.0 GiB of a device here: weights, gradients and "
         "optimizer state are 5,990.8 GiB in all, 105.2 GiB on each of 704 devices, and the residual stream of 65,536 "
         "tokens is 36.0 GiB; buffers and temporaries come on top; "

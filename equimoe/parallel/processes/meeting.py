@@ -29,6 +29,7 @@ _GREETING, _WELCOME = "equimoe-run-1", "welcome"
 _RELAYED = "cannot go on, "
 _LONGEST_LINE = 1 << 20  # bytes
 _RETRY_SECONDS, _GRACE_SECONDS = 0.2, 10.0
+_FIRST_REMINDER_SECONDS, _REMINDER_SECONDS = 3.0, 30.0
 
 
 class Lost(EquimoeError):
@@ -60,21 +61,27 @@ class Meeting:
         with self._lock:
             self._gathering = True
         try:
-            if self._lost is not None:
-                raise self._lost
-            if self.place.process != 0:
-                self._send([0], {"what": what, "value": value})
-                return self._next(what, timeout, {0})[1]["values"]
-            values = {0: json.loads(json.dumps(value))}  # as the others see it
-            while len(values) < self.place.processes:
-                process, message = self._next(what, timeout, set(self._seats) - set(values))
-                values[process] = message["value"]
-            found = [values[process] for process in range(self.place.processes)]
-            self._send(self._seats, {"what": what, "values": found})
-            return found
+            found = self._round(what, value, timeout)
         finally:
             with self._lock:
-                self._gathering = False
+                self._gathering, lost, act = False, self._lost, self._on_loss
+        if lost is not None and act is not None:  # noticed between the answer and here, where nobody acts on it
+            raise lost
+        return found
+
+    def _round(self, what: str, value: Any, timeout: float | None) -> list[Any]:
+        if self._lost is not None:
+            raise self._lost
+        if self.place.process != 0:
+            self._send([0], {"what": what, "value": value})
+            return self._next(what, timeout, {0})[1]["values"]
+        values = {0: json.loads(json.dumps(value))}  # as the others see it
+        while len(values) < self.place.processes:
+            process, message = self._next(what, timeout, set(self._seats) - set(values))
+            values[process] = message["value"]
+        found = [values[process] for process in range(self.place.processes)]
+        self._send(self._seats, {"what": what, "values": found})
+        return found
 
     def on_loss(self, act: Callable[[Lost], None] | None) -> None:
         """Call `act`, in another thread, if a process ends while this one is not in `gather`."""
@@ -99,22 +106,30 @@ class Meeting:
     def _receive(self, deadline: float, timeout: float) -> dict[int, socket.socket]:
         """The connections of all other processes."""
         seats: dict[int, socket.socket] = {}
+        patience = _Patience(timeout)
         with _listening(self.place) as door, selectors.DefaultSelector() as waiting:
             waiting.register(door, selectors.EVENT_READ, None)
             while len(seats) < self.place.processes - 1:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise self._refuse(seats, self._missing(seats, timeout))
-                for key, _ in waiting.select(left):
+                patience.remind(lambda: f"waiting at {self._where} for {self._named_missing(seats)}")
+                for key, _ in waiting.select(min(left, 1.0)):
                     if key.data is None:
                         seat, _ = door.accept()
                         seat.setblocking(False)
                         waiting.register(seat, selectors.EVENT_READ, bytearray())
+                    elif isinstance(key.data, int):  # one that has come, and says nothing before it is let in: it ended
+                        waiting.unregister(key.fileobj)
+                        seats.pop(key.data).close()
+                        del self.hosts[key.data]
                     elif (greeting := _greeting(key.fileobj, key.data)) is not None:
                         waiting.unregister(key.fileobj)
                         self._seat(key.fileobj, greeting, seats)
+                        if key.fileobj in seats.values():
+                            waiting.register(key.fileobj, selectors.EVENT_READ, greeting["process"])
             for key in list(waiting.get_map().values()):
-                if key.data is not None:  # a stranger who said nothing
+                if isinstance(key.data, bytearray):  # a stranger who said nothing
                     key.fileobj.close()
         return seats
 
@@ -146,28 +161,37 @@ class Meeting:
         return problem
 
     def _missing(self, seats: Iterable[int], timeout: float) -> EquimoeError:
-        missing = [process for process in range(1, self.place.processes) if process not in seats]
         came = set(self.hosts.values())
         empty = [host for host in self.place.hosts if not any(_same_host(host, other) for other in came)]
         nobody = f"; from these hosts of the job nobody came: {_listed(empty)}" if empty else ""
         return EquimoeError(
             "start",
             f"all {self.place.processes} processes must come within {timeout:g} s,"
-            f" missing: process {_listed(missing)}{nobody};"
-            f" here are {_listed(f'{p} on {host}' for p, host in sorted(self.hosts.items()))}",
-            "Look at the logs of those that are missing; --start-timeout waits longer",
+            f" missing: {self._named_missing(seats)}{nobody};"
+            f" here: {_listed(f'process {p} on {host}' for p, host in sorted(self.hosts.items()))}",
+            "Were they started? See what they say; --start-timeout waits longer",
         )
+
+    def _named_missing(self, seats: Iterable[int]) -> str:
+        missing = [process for process in range(1, self.place.processes) if process not in seats]
+        return f"process {_listed(missing)} of {self.place.processes}"
+
+    @property
+    def _where(self) -> str:
+        return f"{self.place.host}:{self.place.port}"
 
     def _join(self, deadline: float, timeout: float) -> socket.socket:
         """The connection to process 0."""
-        said = "nobody listens there"
+        said, patience = "nobody listens there", _Patience(timeout)
         while True:
+            patience.remind(lambda: f"looking for process 0 at {self._where}")
             left = deadline - time.monotonic()
             if left <= 0:
                 raise EquimoeError(
                     "start",
-                    f"process 0 must be met at {self.place.host}:{self.place.port} within {timeout:g} s, but {said}",
-                    "See the log of process 0, and whether this host reaches that port; --start-timeout waits longer",
+                    f"process 0 must be met at {self._where} within {timeout:g} s, but {said}",
+                    "Was it started? See what it says, and whether this host reaches that port;"
+                    " --start-timeout waits longer",
                 )
             try:
                 seat = socket.create_connection((self.place.host, self.place.port), timeout=left)
@@ -183,8 +207,8 @@ class Meeting:
         seat.settimeout(None)
         if _WELCOME not in answer:
             why = answer.get("failed", "it ended, or nothing came for too long")
-            rule = f"process 0 at {place.host}:{place.port} must let all processes in, but: {why}"
-            raise EquimoeError("start", rule, "See its log, too")
+            rule = f"process 0 at {self._where} must let all processes in, but: {why}"
+            raise EquimoeError("start", rule, "See what it said, too")
         return seat
 
     # ---- while the run goes
@@ -198,7 +222,7 @@ class Meeting:
             raise EquimoeError(
                 "processes of the run",
                 f"must all come to '{what}' within {timeout:g} s, missing: {names}",
-                "See their logs",
+                "See what they said",
             ) from None
         if isinstance(message, Lost):
             raise message
@@ -245,7 +269,7 @@ class Meeting:
         self._gone.add(process)
         relayed = why.startswith(_RELAYED)
         rule = why if relayed else f"{_RELAYED}{self._named(process)} ended: {why}"
-        lost = Lost("run", rule, "See its log; `equimoe resume` goes on from the last checkpoint")
+        lost = Lost("run", rule, "See what it said; `equimoe resume` goes on from the last checkpoint, if there is one")
         if self.place.process == 0:
             self._send([other for other in self._seats if other != process], {"failed": rule})
         with self._lock:
@@ -261,6 +285,18 @@ class Meeting:
     def _send(self, processes: Iterable[int], message: dict[str, Any]) -> None:
         for process in processes:
             _send_line(self._seats[process], message)
+
+
+class _Patience:
+    """Says now and then what is waited for: the other command may be still to be typed, in another terminal."""
+
+    def __init__(self, timeout: float):
+        self._timeout, self._next = timeout, time.monotonic() + _FIRST_REMINDER_SECONDS
+
+    def remind(self, said: Callable[[], str]) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _REMINDER_SECONDS
+            print(f"{said()}, for at most {self._timeout:g} s", flush=True)
 
 
 def _send_line(seat: socket.socket, message: dict[str, Any]) -> None:

@@ -54,12 +54,12 @@ def find_place(
     problems.require(
         bool(meeting), "--meeting", meeting, "must name the host of process 0, where all meet", "give HOST:PORT"
     )
-    problems.require(processes is not None and processes > 0, "--processes", processes, "must be their number", "say N")
+    problems.require(processes is not None and processes > 0, "--processes", processes, "must be said, too", "give N")
     problems.require(
         process is not None and 0 <= process < (processes or process + 1),
         "--process",
         process,
-        f"must be the number of this process, from 0 to {'N' if not processes else processes} - 1",
+        f"must be said, and be one of {'0 to N - 1' if not processes else f'0 to {processes - 1}'}",
         "give each process its own",
     )
     host, port = _host_and_port(meeting or "", problems)
@@ -87,7 +87,11 @@ def _slurm_tasks(environment: Mapping[str, str]) -> int | None:
 
 
 def _slurm(environment: Mapping[str, str]) -> Place:
-    hosts = tuple(expand_hosts(environment["SLURM_STEP_NODELIST"]))
+    listed = environment["SLURM_STEP_NODELIST"]
+    try:
+        hosts = tuple(expand_hosts(listed))
+    except ValueError:
+        hosts = ()
     process, tasks = _number(environment, "SLURM_PROCID"), _slurm_tasks(environment)
     if process is None or tasks is None or not hosts:
         raise EquimoeError(
@@ -105,7 +109,9 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def expand_hosts(listed: str) -> Iterator[str]:
-    """The hosts of a Slurm list, in its order: `a[1,03-05],b` is a1, a03, a04, a05, b."""
+    """The hosts of a Slurm list, in its order: `a[1,03-05],b` is a1, a03, a04, a05, b. ValueError if it is none."""
+    if listed.count("[") != listed.count("]"):
+        raise ValueError(listed)
     for name in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", listed):
         yield from _expand(name)
 

@@ -29,8 +29,8 @@ from equimoe.recipe.recipe_json import new_provenance
 
 __all__ = ["met"]
 
+COMMAND = "command"  # of the facts: `train`, or `resume`
 _HEARTBEAT_SECONDS = 60  # JAX ends a process that hears nothing of another one for so long
-_LEAVE_SECONDS = 600.0  # process 0 may still write its last checkpoint
 
 
 @contextmanager
@@ -48,14 +48,14 @@ def met(place: Place, facts: Mapping[str, Any], *, timeout: float) -> Iterator[P
     try:
         versions = {**new_provenance("")["versions"], "code of equimoe": _code()}
         _refuse_differences(meeting, dict(_fields({**versions, **facts})))
+        meeting.on_loss(_end)  # before JAX connects: it would wait for who is gone, and end with a stack trace
         _connect(meeting, timeout)
-        meeting.on_loss(_end)
+        if place.process:
+            print(f"process {place.process} of {place.processes} is ready; process 0 speaks for all", flush=True)
         yield Processes(meeting)
     except BaseException as error:
         if not getattr(error, "saved", False):  # else all of them stopped in good order
-            meeting.fail(
-                str(error) if isinstance(error, EquimoeError) else f"{type(error).__name__}: {first_line(error)}"
-            )
+            meeting.fail(_said(error))
             raise
         _part(meeting)
         raise
@@ -63,10 +63,19 @@ def met(place: Place, facts: Mapping[str, Any], *, timeout: float) -> Iterator[P
         _part(meeting)
 
 
+def _said(error: BaseException) -> str:
+    """Why this process ends, for the others."""
+    if isinstance(error, EquimoeError):
+        return error.rule if isinstance(error, Lost) else str(error)
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        return "it was asked to stop"
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def _part(meeting: Meeting) -> None:
     """End together: JAX's coordinator lives in process 0."""
     meeting.on_loss(None)
-    meeting.gather("the end", None, timeout=_LEAVE_SECONDS)
+    meeting.gather("the end", None)  # process 0 may still write its last checkpoint, or have much to say
     meeting.leave()
     jax.distributed.shutdown()
 
@@ -97,6 +106,8 @@ def _code() -> str:
 def _refuse_differences(meeting: Meeting, facts: Mapping[str, Any]) -> None:
     first, *others = meeting.gather("what it would run", facts)
     problems, absent = Problems("processes of the run"), "nothing"
+    if any(other.get(COMMAND) != first.get(COMMAND) for other in others):  # the rest cannot be the same
+        first, *others = ({COMMAND: facts.get(COMMAND)} for facts in (first, *others))
     for name in dict.fromkeys([*first, *(name for other in others for name in other)]):
         values: dict[str, list[int]] = {}
         for number, other in enumerate(others, start=1):
@@ -117,16 +128,17 @@ def _connect(meeting: Meeting, timeout: float) -> None:
     port = meeting.gather("port of JAX", _free_port() if place.process == 0 else None)[0]
     here = [number for number, host in meeting.hosts.items() if host == meeting.hosts[place.process]]
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
+    address = f"[{place.host}]:{port}" if ":" in place.host else f"{place.host}:{port}"
     try:
         jax.distributed.initialize(
-            f"{place.host}:{port}",
+            address,
             place.processes,
             place.process,
             local_device_ids=_own_device(here.index(place.process), len(here)),
             cluster_detection_method="deactivate",
             initialization_timeout=int(timeout) + 1,
             heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
-            coordinator_bind_address=f"{place.host}:{port}" if place.host in ("localhost", "127.0.0.1") else None,
+            coordinator_bind_address=address if place.host in ("localhost", "127.0.0.1", "::1") else None,
         )
     except RuntimeError as error:
         raise EquimoeError(

@@ -71,6 +71,11 @@ class Processes:
             self._told(f"{what}: process 0", failure)
         self._told(what, failure)
 
+    def ends(self) -> None:
+        """This process ends by an error of its own: from here on the end of another one is no news."""
+        if self._meeting is not None:
+            self._meeting.on_loss(None)
+
     def named(self, number: int) -> str:
         host = "this host" if self._meeting is None else self._meeting.hosts[number]
         return f"process {number} on {host}"
@@ -82,7 +87,7 @@ class Processes:
             raise failure
         number = next((number for number, text in enumerate(said) if text is not None), None)
         if number is not None:
-            raise Lost("run", f"cannot go on, {self.named(number)} ended: {said[number]}", "See its log")
+            raise Lost("run", f"cannot go on, {self.named(number)} ended: {said[number]}", "See what it said")
 
 
 ALONE = Processes()

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from equimoe.errors import EquimoeError
+from equimoe.parallel.processes import meeting as meeting_module
 from equimoe.parallel.processes import start
 from equimoe.parallel.processes.meeting import Lost, Meeting
 from equimoe.parallel.processes.place import Place
@@ -79,8 +80,8 @@ def test_who_does_not_come_is_named_with_the_hosts_of_the_job_that_nobody_came_f
     first, third = meet(port, [0, 2], 4, timeout=1.0, hosts=hosts)
     assert time.monotonic() - begin < 10
     assert (
-        "all 4 processes must come within 1 s, missing: process 1, 3; from these hosts of the job nobody came: "
-        "host1.cluster, host3.cluster; here are 0 on host0, 2 on host2. Look at the logs"
+        "all 4 processes must come within 1 s, missing: process 1, 3 of 4; from these hosts of the job nobody came: "
+        "host1.cluster, host3.cluster; here: process 0 on host0, process 2 on host2. Were they started?"
     ) in str(first)
     assert f"process 0 at localhost:{port} must let all processes in, but: start: all 4 processes must" in str(third)
 
@@ -110,6 +111,27 @@ def test_a_port_that_is_taken(port):
     with socket.create_server(("localhost", port)):
         (found,) = meet(port, [0], 2, timeout=5.0)
     assert f"--meeting ('localhost:{port}'): process 0 must be able to listen there, but: Address already" in str(found)
+
+
+def test_a_process_that_dies_before_all_have_come_may_come_again(port):
+    def sit_down():
+        seat = socket.create_connection(("localhost", port), timeout=5)
+        seat.sendall(b'{"greeting": "equimoe-run-1", "process": 1, "processes": 3, "host": "host1"}\n')
+        return seat
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(meet, port, [0], 3)
+        while True:
+            try:
+                sit_down().close()
+                break
+            except OSError:
+                time.sleep(0.02)
+        time.sleep(0.3)
+        meetings = [*meet(port, [1, 2], 3), *first.result()]
+    assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
+    for meeting in meetings:
+        meeting.leave()
 
 
 def test_strangers_do_no_harm(port):
@@ -176,9 +198,27 @@ def test_a_process_that_ends_is_noticed_where_the_others_compute(three):
     three[1].fail("loss at step 7 (nan):\n must be finite")
     assert heard[0].wait(20) and heard[2].wait(20)
     expected = (
-        "run: cannot go on, process 1 on host1 ended: loss at step 7 (nan): must be finite. See its log; `equimoe"
+        "run: cannot go on, process 1 on host1 ended: loss at step 7 (nan): must be finite. See what it said; `equ"
     )
     assert all(text.startswith(expected) for text in said.values())
+
+
+def test_a_loss_between_the_answer_and_the_next_line_is_raised(three, monkeypatch):
+    """Nobody acts on it while `gather` goes on, so that it must come out of it."""
+    three[0].on_loss(lambda lost: None)
+    answer = three[0]._round
+
+    def slow(*arguments):
+        found = answer(*arguments)
+        hang_up(three[1])
+        until = time.monotonic() + 20
+        while three[0]._lost is None and time.monotonic() < until:
+            time.sleep(0.01)
+        return found
+
+    monkeypatch.setattr(three[0], "_round", slow)
+    found = each(lambda m: m.gather("x", 0), three[:1] + three[2:] + three[1:2])
+    assert isinstance(found[0], Lost) and "process 1 on host1" in str(found[0])
 
 
 def test_who_says_goodbye_is_not_missed(three):
@@ -252,9 +292,7 @@ def test_an_error_in_turn_is_raised_by_all(three, failing):
     found = each(turn, three)
     for number, error in enumerate(found):
         own = "disk: must have room. Free some"
-        other = (
-            f"run: cannot go on, process {failing} on host{failing} ended: disk: must have room. Free some. See its log"
-        )
+        other = f"run: cannot go on, process {failing} on host{failing} ended: {own}. See what it said"
         assert str(error) == (own if number == failing else other)
     assert sorted(reached) == ([0] if failing == 0 else [0, 1, 2])
     assert each(lambda m: m.gather("still here", 1), three) == [[1, 1, 1]] * 3
@@ -273,6 +311,21 @@ def test_differences_are_grouped_and_listed_at_once(three):
             "recipe.schedule.steps: process 2 on host2 has 13, process 0 on host0 12",
             "more: process 2 on host2 has 1, process 0 on host0 'nothing'",
         )
+
+
+def test_where_the_commands_differ_nothing_else_is_compared(three):
+    facts = [{"command": "resume", "run": "a"}, {"command": "train", "run": "a", "steps": 3}, {"command": "resume"}]
+    for error in each(lambda m: start._refuse_differences(m, facts[m.place.process]), three):
+        assert error.problems == ("command: process 1 on host1 has 'train', process 0 on host0 'resume'",)
+
+
+def test_who_waits_says_so(port, capsys, monkeypatch):
+    monkeypatch.setattr(meeting_module, "_FIRST_REMINDER_SECONDS", 0.2)
+    meet(port, [0, 2], 3, timeout=1.5)
+    meet(port, [1], 2, timeout=0.8)
+    said = capsys.readouterr().out
+    assert said.count(f"waiting at localhost:{port} for process 1 of 3, for at most 1.5 s\n") == 1
+    assert said.count(f"looking for process 0 at localhost:{port}, for at most 0.8 s\n") == 1
 
 
 def test_fields_of_a_recipe_are_compared_one_by_one():

@@ -45,13 +45,16 @@ def test_places(given, environment, place):
     [
         (
             (None, 4, None),
-            ["--meeting (None): must name the host of process 0", "--process (None): must be the number"],
+            [
+                "--meeting (None): must name the host of process 0",
+                "--process (None): must be said, and be one of 0 to 3",
+            ],
         ),
-        (("a", None, 1), ["--processes (None): must be their number"]),
-        (("a", 4, 4), ["--process (4): must be the number of this process, from 0 to 4 - 1"]),
+        (("a", None, 1), ["--processes (None): must be said, too"]),
+        (("a", 4, 4), ["--process (4): must be said, and be one of 0 to 3"]),
         (("a:0", 4, 1), ["--meeting ('a:0'): must end in a port from 1 to 65535; use a:5577"]),
         (("a:x", 4, 9), ["--meeting ('a:x'): must end in a port", "--process (9)"]),
-        (("a", 1, 3), ["--process (3): must be the number of this process, from 0 to 1 - 1"]),
+        (("a", 1, 3), ["--process (3): must be said, and be one of 0 to 0"]),
     ],
 )
 def test_what_is_missing_is_said_at_once(given, problems):
@@ -61,9 +64,12 @@ def test_what_is_missing_is_said_at_once(given, problems):
     assert all(problem in str(caught.value) for problem in problems)
 
 
-def test_slurm_without_a_number():
+@pytest.mark.parametrize(
+    "wrong", [{"SLURM_PROCID": ""}, {"SLURM_STEP_NODELIST": "a,node[2-"}, {"SLURM_STEP_NODELIST": "node[a-b]"}]
+)
+def test_slurm_that_makes_no_sense(wrong):
     with pytest.raises(EquimoeError, match="Start with srun, or give --meeting"):
-        find_place(environment={**SLURM, "SLURM_PROCID": ""})
+        find_place(environment={**SLURM, **wrong})
 
 
 @pytest.mark.parametrize(
