@@ -9,7 +9,6 @@ he is: the port must be reachable by the hosts of the run only, as JAX's own and
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import queue
 import selectors
@@ -22,13 +21,14 @@ from typing import Any
 from equimoe.errors import EquimoeError
 from equimoe.parallel.processes.place import Place
 
-__all__ = ["Lost", "Meeting"]
+__all__ = ["LOOPBACK", "Lost", "Meeting"]
 
-THREAD = "meeting"  # name of the thread that listens while the run goes
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _GREETING, _WELCOME = "equimoe-run-1", "welcome"
 _RELAYED = "cannot go on, "
 _LONGEST_LINE = 1 << 20  # bytes
 _RETRY_SECONDS, _GRACE_SECONDS = 0.2, 10.0
+_BACKLOG = 1024  # connections that wait to be taken in: all processes come at once
 _FIRST_REMINDER_SECONDS, _REMINDER_SECONDS = 3.0, 30.0
 
 
@@ -53,7 +53,7 @@ class Meeting:
         self._send(self._seats if place.process == 0 else (), {_WELCOME: True})
         for seat in self._seats.values():
             _notice_a_dead_host(seat)
-        threading.Thread(target=self._listen, name=THREAD, daemon=True).start()
+        threading.Thread(target=self._listen, name="meeting", daemon=True).start()
         self.hosts = dict(enumerate(self.gather("hosts", host, timeout=2 * timeout)))
 
     def gather(self, what: str, value: Any, *, timeout: float | None = None) -> list[Any]:
@@ -114,7 +114,7 @@ class Meeting:
                 if left <= 0:
                     raise self._refuse(seats, self._missing(seats, timeout))
                 patience.remind(lambda: f"waiting at {self._where} for {self._named_missing(seats)}")
-                for key, _ in waiting.select(min(left, 1.0)):
+                for key, _ in waiting.select(min(left, _RETRY_SECONDS)):
                     if key.data is None:
                         seat, _ = door.accept()
                         seat.setblocking(False)
@@ -333,22 +333,23 @@ def _first_line(seat: socket.socket) -> dict[str, Any]:
 
 
 def _listening(place: Place) -> socket.socket:
-    """On the address that the others know; on all of this host where that one stands for another (a service's)."""
-    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-    for host in (place.host, ""):
-        try:
-            return socket.create_server((host, place.port), family=family, backlog=1024)
-        except OSError as error:
-            last = error
-            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-                continue
-            break
-    raise EquimoeError(
-        "--meeting",
-        f"process 0 must be able to listen there, but: {last.strerror or last}",
-        "Take another port, the same for all processes",
-        value=f"{place.host}:{place.port}",
-    ) from last
+    """At the port, on all addresses of this host: its own name may be a loopback address to itself (Debian), or that of
+    a service that stands before it. For `localhost` on that alone."""
+    try:
+        if place.host in LOOPBACK:
+            family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+            return socket.create_server((place.host, place.port), family=family, backlog=_BACKLOG)
+        if socket.has_dualstack_ipv6():
+            both = {"family": socket.AF_INET6, "dualstack_ipv6": True}
+            return socket.create_server(("", place.port), backlog=_BACKLOG, **both)
+        return socket.create_server(("", place.port), backlog=_BACKLOG)
+    except OSError as error:
+        raise EquimoeError(
+            "--meeting",
+            f"process 0 must be able to listen there, but: {error.strerror or error}",
+            "Take another port, the same for all processes",
+            value=f"{place.host}:{place.port}",
+        ) from error
 
 
 def _notice_a_dead_host(seat: socket.socket) -> None:

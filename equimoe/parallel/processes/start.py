@@ -22,7 +22,7 @@ import jax
 
 import equimoe
 from equimoe.errors import EquimoeError, Problems, first_line
-from equimoe.parallel.processes.meeting import Lost, Meeting
+from equimoe.parallel.processes.meeting import LOOPBACK, Lost, Meeting
 from equimoe.parallel.processes.place import Place
 from equimoe.parallel.processes.together import ALONE, Processes
 from equimoe.recipe.recipe_json import new_provenance
@@ -138,7 +138,7 @@ def _connect(meeting: Meeting, timeout: float) -> None:
             cluster_detection_method="deactivate",
             initialization_timeout=int(timeout) + 1,
             heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
-            coordinator_bind_address=address if place.host in ("localhost", "127.0.0.1", "::1") else None,
+            coordinator_bind_address=address if place.host in LOOPBACK else None,
         )
     except RuntimeError as error:
         raise EquimoeError(
