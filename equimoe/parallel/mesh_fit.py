@@ -17,7 +17,7 @@ from equimoe.parallel.layout import LOGICAL_TO_MESH, TOKEN_AXES, require_lengths
 from equimoe.recipe import Mesh, Transport
 from equimoe.weights import describe
 
-__all__ = ["meshes_that_work", "remedy_naming", "require_mesh", "transport_warning"]
+__all__ = ["meshes_that_work", "nearest_batch", "remedy_naming", "require_mesh", "transport_warning"]
 
 # Every axis of the weight table that is split, and the field that must divide. Heads are split whole.
 FIELD_THAT_DIVIDES: Mapping[LogicalAxis, str] = {
@@ -88,7 +88,7 @@ def meshes_that_work(
     """Every mesh over `devices` that divides the model and its batch, the nearest to `mesh` first.
 
     Nearest: the fewest axes changed, then the smallest product of the ratios they changed by, then the longest `data`.
-    An axis of -1 may have any length.
+    An axis of -1 may have any length. A batch of 0 is divided by every mesh.
     """
     rules = _rules(config, batch_sequences, accumulation)
     asked = {axis: size for axis in MESH_AXES if (size := getattr(mesh, axis)) >= 1}
@@ -102,12 +102,19 @@ def meshes_that_work(
     return (Mesh(**shape) for shape in sorted(working, key=distance))
 
 
-def remedy_naming(mesh: Mesh | None) -> str:
-    """What an error about a mesh asks for: one that works, as it is typed."""
+def nearest_batch(mesh: Mesh, batch_sequences: int, accumulation: int) -> int:
+    """The batch nearest to this one that the mesh, of which no axis is -1, can be given."""
+    parts = math.prod(getattr(mesh, axis) for axis in TOKEN_AXES) * accumulation
+    return max(1, round(batch_sequences / parts)) * parts
+
+
+def remedy_naming(mesh: Mesh | None, batch_sequences: int | None = None) -> str:
+    """What an error about a mesh asks for: one that works, as it is typed; with another batch if it is given."""
     if mesh is None:
         return "Change the values named above"
     typed = " ".join(f"mesh.{axis}={getattr(mesh, axis)}" for axis in MESH_AXES)
-    return f"Use {typed}, the nearest mesh that works here, or change the values named above"
+    batch = "" if batch_sequences is None else f" schedule.batch_sequences={batch_sequences}"
+    return f"Use {typed}{batch}, the nearest mesh that works here, or change the values named above"
 
 
 def transport_warning(transport: Transport, shape: Mapping[MeshAxis, int], config: ModelConfig) -> str | None:

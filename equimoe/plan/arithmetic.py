@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from equimoe.counting import Counts, counts, training_flops_per_token
 from equimoe.errors import Problems
 from equimoe.optim.rates import Rates, rates_from_budget, warmup_then_linear, warmup_updates
 from equimoe.parallel.layout import TOKEN_AXES, has_lengths, mesh_shape, size_per_device
-from equimoe.parallel.mesh_fit import meshes_that_work, remedy_naming, require_mesh
+from equimoe.parallel.mesh_fit import meshes_that_work, nearest_batch, remedy_naming, require_mesh
 from equimoe.plan.working_set import DTYPE_BYTES, FLOAT32_BYTES, GIB, fits_line, working_set
 from equimoe.recipe import Mesh, Recipe
 from equimoe.recipe.fields import leaves
@@ -252,27 +252,37 @@ def refuse_if_too_large(
 ) -> None:
     """EquimoeError, with all that is missing at once, if the recipe cannot run on this machine or names no data.
 
-    It names the nearest mesh that divides the sizes and fits the memory, if the mesh that was asked for does not.
+    It names the nearest mesh that divides the sizes and fits the memory, if the mesh that was asked for does not;
+    with another batch, if that is all that keeps every mesh from it.
     """
-    problems, nearest = _missing(recipe, device_memory_bytes, device_count, compute_dtype)
-    problems.raise_if_any(remedy_naming(nearest))
+    problems, remedy = _missing(recipe, device_memory_bytes, device_count, compute_dtype)
+    problems.raise_if_any(remedy or remedy_naming(None))
 
 
 def _missing(
     recipe: Recipe, device_memory_bytes: int, device_count: int, compute_dtype: str
-) -> tuple[Problems, Mesh | None]:
-    """What keeps a recipe from training here, and the nearest mesh that would not."""
-    problems, nearest = _refused(recipe, device_memory_bytes, device_count, compute_dtype), None
+) -> tuple[Problems, str | None]:
+    """What keeps a recipe from training here, and the nearest mesh that would not, as a remedy."""
+    problems, remedy = _refused(recipe, device_memory_bytes, device_count, compute_dtype), None
     if problems.found:
-        schedule = recipe.schedule
-        divided = meshes_that_work(
-            recipe.mesh, device_count, recipe.model, schedule.batch_sequences, accumulation=schedule.accumulation
-        )
-        others = (dataclasses.replace(recipe, mesh=mesh) for mesh in divided)
-        fit = (r.mesh for r in others if not _refused(r, device_memory_bytes, device_count, compute_dtype).found)
-        nearest = next(fit, None)
+        others = _others(recipe, device_count)
+        fit = (r for r in others if not _refused(r, device_memory_bytes, device_count, compute_dtype).found)
+        if (other := next(fit, None)) is not None:
+            batch, before = other.schedule.batch_sequences, recipe.schedule.batch_sequences
+            remedy = remedy_naming(other.mesh, None if batch == before else batch)
     problems.require(recipe.data.path is not None, "data.path", None, "this recipe names no data", "add --data PATHS")
-    return problems, nearest
+    return problems, remedy
+
+
+def _others(recipe: Recipe, device_count: int) -> Iterator[Recipe]:
+    """The recipe on meshes that divide its sizes, the nearest first; then on those that ask for another batch."""
+    schedule = recipe.schedule
+    for batch in (schedule.batch_sequences, 0):
+        for mesh in meshes_that_work(
+            recipe.mesh, device_count, recipe.model, batch, accumulation=schedule.accumulation
+        ):
+            rows = batch or nearest_batch(mesh, schedule.batch_sequences, schedule.accumulation)
+            yield dataclasses.replace(recipe, mesh=mesh, schedule=dataclasses.replace(schedule, batch_sequences=rows))
 
 
 def _refused(recipe: Recipe, device_memory_bytes: int, device_count: int, compute_dtype: str) -> Problems:
@@ -360,12 +370,12 @@ def lines(recipe: Recipe, facts: Arithmetic) -> list[str]:
 def machine_lines(recipe: Recipe, machine: Mapping[str, Any]) -> list[str]:
     """The record of `parallel.capabilities` with `device_memory_bytes`, and what keeps the recipe from training."""
     memory, devices = machine["device_memory_bytes"], machine["device_count"]
-    problems, nearest = _missing(recipe, memory, devices, machine["compute_dtype"])
+    problems, remedy = _missing(recipe, memory, devices, machine["compute_dtype"])
     rows = [
         (name, f"{value:,}" if name == "device_memory_bytes" else str(value), "") for name, value in machine.items()
     ]
     verdict = [f"  training here is refused: {line}" for line in problems.found]
-    verdict += [f"  {remedy_naming(nearest)}"] * (nearest is not None)
+    verdict += [f"  {remedy}"] * (remedy is not None)
     return [
         *_table("This machine", rows, align="<"),
         *(verdict or ["  nothing that is counted above keeps this recipe from training here"]),

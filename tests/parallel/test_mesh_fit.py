@@ -15,6 +15,7 @@ from equimoe.parallel.layout import LOGICAL_TO_MESH
 from equimoe.parallel.mesh_fit import (
     FIELD_THAT_DIVIDES,
     meshes_that_work,
+    nearest_batch,
     remedy_naming,
     require_mesh,
     transport_warning,
@@ -100,6 +101,14 @@ def test_nearest_mesh_by_hand(mesh, devices, rows, works):
     assert nearest(mesh, devices, rows) == works
 
 
+@pytest.mark.parametrize(
+    ("mesh", "rows", "accumulation", "batch"),
+    [(Mesh(data=8), 6, 1, 8), (Mesh(data=8), 3, 1, 8), (Mesh(data=2, expert=2), 21, 1, 20), (Mesh(data=4), 13, 2, 16)],
+)
+def test_nearest_batch_by_hand(mesh, rows, accumulation, batch):
+    assert nearest_batch(mesh, rows, accumulation) == batch
+
+
 def test_a_mesh_that_works_is_nearest_to_itself():
     assert refused(Mesh(data=4, expert=2), 8, 8) == []
     assert nearest(Mesh(data=4, expert=2), 8, 8) == (1, 4, 2, 1)
@@ -120,6 +129,7 @@ def test_a_mesh_is_named_as_it_is_typed():
         "Use mesh.replica=1 mesh.data=2 mesh.expert=4 mesh.model=1, the nearest mesh that works here, "
         "or change the values named above"
     )
+    assert "mesh.model=1 schedule.batch_sequences=16, the nearest" in remedy_naming(Mesh(data=2, expert=4), 16)
     assert remedy_naming(None) == "Change the values named above"
 
 

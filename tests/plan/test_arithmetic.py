@@ -189,6 +189,16 @@ def test_the_nearest_mesh_divides_and_fits(gib, nearest):
     assert error.value.remedy == f"{use} the values named above"
 
 
+def test_where_no_mesh_takes_the_batch_another_one_is_named(tiny):
+    """7 rows on 4 devices: model 2 asks for 2 KV heads, which tiny has not, so that 4 devices take 4 or 8 rows."""
+    recipe = dataclasses.replace(tiny, schedule=dataclasses.replace(tiny.schedule, batch_sequences=7))
+    with pytest.raises(EquimoeError) as error:
+        refuse_if_too_large(recipe, 4 * GIB, 4)
+    assert error.value.remedy.startswith(
+        "Use mesh.replica=1 mesh.data=4 mesh.expert=1 mesh.model=1 schedule.batch_sequences=8, the nearest mesh that"
+    )
+
+
 def test_a_mesh_is_refused_with_the_memory_and_the_data(hero):
     """Everything at once: 5 replicas of 64 on 320 devices divide neither the batch of 11,264 rows nor the memory."""
     with pytest.raises(EquimoeError) as error:
