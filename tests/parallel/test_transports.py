@@ -136,6 +136,7 @@ PAIRS = [  # every mesh with every transport, every number of experts and paddin
 ]
 
 
+@pytest.mark.slow
 def test_every_transport_is_the_local_one_where_nothing_drops(golden):
     for case, found in zip(PAIRS, ask(golden, "equality", PAIRS), strict=True):
         assert found["dropped"] == 0 and found["rows_otherwise"] == 0, case
