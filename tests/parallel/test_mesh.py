@@ -71,7 +71,11 @@ def test_lengths(mesh, devices, lengths):
     [
         (Mesh(data=3), 8, ["1 problem:", "must multiply to the number of devices (8); set one axis to -1"]),
         (Mesh(data=2), 8, ["1 problem:", "must multiply to the number of devices (8); set one axis to -1"]),
-        (Mesh(data=16), 8, ["1 problem:", "needs 16 devices, this machine has 8; start it on 16, or train a smaller"]),
+        (
+            Mesh(data=16),
+            8,
+            ["1 problem:", "needs 16 devices, this machine has 8; make an axis smaller, or start it on 16"],
+        ),
         (Mesh(replica=3), 8, ["1 problem:", "must multiply to the number of devices (8); shorten the others"]),
         (Mesh(data=-1, expert=-1, model=0), 8, ["2 problems", "at most one axis may be -1", "axes are at least 1"]),
         (Mesh(data=-2), 8, ["1 problem:", "axes are at least 1"]),
@@ -148,7 +152,10 @@ def test_sizes_that_do_not_divide_are_listed_at_once(meshes):
     assert "model.num_experts (4): must be a multiple of mesh.expert (8); use 8, or mesh.expert = 4" in experts
     assert "\nUse mesh.replica=1 mesh.data=2 mesh.expert=4 mesh.model=1, the nearest mesh that works here" in experts
     assert "mesh ('replica 1 x data 3 x expert 1 x model 1'): must multiply to the number of devices (8)" in three
-    assert "model.hidden_size (64): must be a multiple of mesh.data * mesh.expert (3); use 63, or" in three
+    assert (
+        "model.hidden_size (64): must be a multiple of mesh.data * mesh.expert (3); use mesh.data * mesh.expert = 4"
+        in three
+    )
     assert two.startswith("mesh, 1 problem:") and "must multiply to the number of devices (8)" in two
     assert axes.startswith("mesh, 2 problems:")
 

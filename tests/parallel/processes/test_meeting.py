@@ -171,6 +171,8 @@ def test_strangers_do_no_harm(port):
 
 
 def hang_up(meeting):
+    """As a process that is killed: it hears and relays nothing any more."""
+    meeting._gone.update(meeting._seats)
     for seat in meeting._seats.values():
         seat.shutdown(socket.SHUT_RDWR)
 
