@@ -32,7 +32,7 @@ from equimoe.hub.source import is_hub_id
 from equimoe.model.init import assemble, leaves_by_path
 from equimoe.model.transformer import Transformer
 from equimoe.parallel.capabilities import all_devices, device_memory_bytes
-from equimoe.parallel.mesh import mesh_of_model, weight_shardings
+from equimoe.parallel.mesh import mesh_of_model, parts_here, weight_shardings
 from equimoe.plan.loading import ONE_DEVICE, refuse_if_it_does_not_fit
 from equimoe.recipe import Mesh
 from equimoe.recipe.recipe_json import read_recipe
@@ -187,12 +187,8 @@ def _placed(entry: Entry, where: jax.sharding.Sharding) -> jax.Array:
 
     Part by part, so that a host beside its devices holds one part at a time. On a CPU the parts are the array.
     """
-    parts: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
-    for device, index in where.addressable_devices_indices_map(entry.shape).items():
-        bounds = tuple(s.indices(n)[:2] for s, n in zip(index, entry.shape, strict=True))
-        parts.setdefault(bounds, []).append(device)
     shards: list[jax.Array] = []
-    for bounds, devices in parts.items():
+    for bounds, devices in parts_here(where, entry.shape).items():
         part = entry.read(tuple(slice(*bound) for bound in bounds))
         shards += jax.block_until_ready([jax.device_put(part, device) for device in devices])
         del part

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
 from equimoe.axes import MESH_AXES
 from equimoe.config import ModelConfig
 from equimoe.errors import Problems
 from equimoe.parallel.capabilities import all_devices
-from equimoe.parallel.layout import LOGICAL_TO_MESH, TOKEN_AXES, mesh_shape
+from equimoe.parallel.layout import LOGICAL_TO_MESH, TOKEN_AXES
 from equimoe.parallel.mesh_fit import meshes_that_work, remedy_naming, require_mesh
 from equimoe.recipe import Mesh
 from equimoe.weights import Weight, describe
 
 __all__ = [
-    "LOGICAL_TO_MESH",
-    "TOKEN_AXES",
     "make_mesh",
-    "mesh_shape",
     "mesh_of_model",
     "micro_batch_sharding",
+    "parts_here",
     "row_sharding",
     "weight_shardings",
 ]
@@ -57,6 +55,15 @@ def weight_shardings(config: ModelConfig, mesh: jax.sharding.Mesh) -> dict[str, 
 
 def _spec(weight: Weight) -> PartitionSpec:
     return PartitionSpec(*(LOGICAL_TO_MESH[axis] or None for axis in weight.axes))
+
+
+def parts_here(where: Sharding, shape: tuple[int, ...]) -> dict[tuple[tuple[int, int], ...], list[jax.Device]]:
+    """What the devices of this process hold of an array: (begin, end) along each axis -> those that hold that part."""
+    parts: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
+    for device, index in where.addressable_devices_indices_map(shape).items():
+        bounds = tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
+        parts.setdefault(bounds, []).append(device)
+    return parts
 
 
 def row_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:

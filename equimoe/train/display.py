@@ -55,9 +55,8 @@ class Display:
 
     def __init__(self, steps: int, start: int, console: Console | None = None, *, speaks: bool = True):
         """`speaks`: of several processes one does."""
-        self.console = console or Console(highlight=False, soft_wrap=True)
-        if not speaks:
-            self.console = Console(quiet=True, force_terminal=False)
+        silent = {} if speaks else {"quiet": True, "force_terminal": False}
+        self.console = console or Console(highlight=False, soft_wrap=True, **silent)
         self._steps, self._start = steps, start
         self._last_line = -float("inf")
         self._progress: Progress | None = None

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +25,7 @@ from equimoe.hub.format.tensors import slots
 from equimoe.hub.import_weights import import_weights
 from equimoe.model.init import leaves_by_path
 from equimoe.parallel.mesh import mesh_of_model
+from equimoe.parallel.processes.start import free_port
 from equimoe.plan.loading import loading_needs, refuse_if_it_does_not_fit
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.train import checkpoint
@@ -116,9 +116,7 @@ def test_every_byte_is_read_once_and_a_host_holds_a_shard_and_a_tensor(root, eig
 
 def test_two_processes_read_what_their_devices_hold(root):
     """On 1 x 2 x 4 x 1 a process has half of what is split over `data`: hidden widths and the head's vocabulary."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     both = [answer(p) for p in [start(4, "process", str(root), str(n), port) for n in range(2)]]
     table = describe(loading.config_of(root / "each"))
     halves = {path for path, weight in table.items() if {"hidden", "head_vocab"} & set(weight.axes)}

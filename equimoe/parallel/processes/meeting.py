@@ -21,7 +21,7 @@ from typing import Any
 from equimoe.errors import EquimoeError
 from equimoe.parallel.processes.place import Place
 
-__all__ = ["LOOPBACK", "Lost", "Meeting"]
+__all__ = ["LOOPBACK", "Lost", "Meeting", "ended", "listed"]
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _GREETING, _WELCOME = "equimoe-run-1", "welcome"
@@ -163,18 +163,18 @@ class Meeting:
     def _missing(self, seats: Iterable[int], timeout: float) -> EquimoeError:
         came = set(self.hosts.values())
         empty = [host for host in self.place.hosts if not any(_same_host(host, other) for other in came)]
-        nobody = f"; from these hosts of the job nobody came: {_listed(empty)}" if empty else ""
+        nobody = f"; from these hosts of the job nobody came: {listed(empty)}" if empty else ""
         return EquimoeError(
             "start",
             f"all {self.place.processes} processes must come within {timeout:g} s,"
             f" missing: {self._named_missing(seats)}{nobody};"
-            f" here: {_listed(f'process {p} on {host}' for p, host in sorted(self.hosts.items()))}",
+            f" here: {listed(f'process {p} on {host}' for p, host in sorted(self.hosts.items()))}",
             "Were they started? See what they say; --start-timeout waits longer",
         )
 
     def _named_missing(self, seats: Iterable[int]) -> str:
         missing = [process for process in range(1, self.place.processes) if process not in seats]
-        return f"process {_listed(missing)} of {self.place.processes}"
+        return f"process {listed(missing)} of {self.place.processes}"
 
     @property
     def _where(self) -> str:
@@ -218,7 +218,7 @@ class Meeting:
         try:
             process, message = self._inbox.get(timeout=timeout)
         except queue.Empty:
-            names = _listed(self._named(process) for process in sorted(awaited))
+            names = listed(self.named(process) for process in sorted(awaited))
             raise EquimoeError(
                 "processes of the run",
                 f"must all come to '{what}' within {timeout:g} s, missing: {names}",
@@ -229,7 +229,7 @@ class Meeting:
         if message.get("what") != what or process not in awaited:
             raise EquimoeError(
                 "processes of the run",
-                f"must do the same: {self._named(process)} is at {message.get('what')!r}, this one at {what!r}",
+                f"must do the same: {self.named(process)} is at {message.get('what')!r}, this one at {what!r}",
                 "Start all of them with one command",
             )
         return process, message
@@ -268,7 +268,7 @@ class Meeting:
         """Process 0 tells the others; who is not in `gather` is told by `on_loss`."""
         self._gone.add(process)
         relayed = why.startswith(_RELAYED)
-        rule = why if relayed else f"{_RELAYED}{self._named(process)} ended: {why}"
+        rule = why if relayed else ended(self.named(process), why)
         lost = Lost("run", rule, "See what it said; `equimoe resume` goes on from the last checkpoint, if there is one")
         if self.place.process == 0:
             self._send([other for other in self._seats if other != process], {"failed": rule})
@@ -279,12 +279,17 @@ class Meeting:
         if first and act is not None and not gathering:
             act(lost)
 
-    def _named(self, process: int) -> str:
+    def named(self, process: int) -> str:
         return f"process {process} on {self.hosts.get(process, 'another host')}"
 
     def _send(self, processes: Iterable[int], message: dict[str, Any]) -> None:
         for process in processes:
             _send_line(self._seats[process], message)
+
+
+def ended(who: str, why: str) -> str:
+    """The rule of a `Lost`."""
+    return f"{_RELAYED}{who} ended: {why}"
 
 
 class _Patience:
@@ -365,7 +370,8 @@ def _same_host(one: str, other: str) -> bool:
     return one.partition(".")[0] == other.partition(".")[0]
 
 
-def _listed(things: Iterable[Any], most: int = 20) -> str:
+def listed(things: Iterable[Any], most: int = 20) -> str:
+    """In one line, the first `most` of them."""
     texts = [str(thing) for thing in things]
     more = f" and {len(texts) - most} more" if len(texts) > most else ""
     return ", ".join(texts[:most]) + more

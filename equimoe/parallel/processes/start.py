@@ -22,12 +22,12 @@ import jax
 
 import equimoe
 from equimoe.errors import EquimoeError, Problems, first_line
-from equimoe.parallel.processes.meeting import LOOPBACK, Lost, Meeting
+from equimoe.parallel.processes.meeting import LOOPBACK, Lost, Meeting, listed
 from equimoe.parallel.processes.place import Place
 from equimoe.parallel.processes.together import ALONE, Processes
 from equimoe.recipe.recipe_json import new_provenance
 
-__all__ = ["met"]
+__all__ = ["free_port", "met"]
 
 COMMAND = "command"  # of the facts: `train`, or `resume`
 _HEARTBEAT_SECONDS = 60  # JAX ends a process that hears nothing of another one for so long
@@ -54,10 +54,10 @@ def met(place: Place, facts: Mapping[str, Any], *, timeout: float) -> Iterator[P
             print(f"process {place.process} of {place.processes} is ready; process 0 speaks for all", flush=True)
         yield Processes(meeting)
     except BaseException as error:
-        if not getattr(error, "saved", False):  # else all of them stopped in good order
+        if getattr(error, "saved", False):  # all of them stopped in good order
+            _part(meeting)
+        else:
             meeting.fail(_said(error))
-            raise
-        _part(meeting)
         raise
     else:
         _part(meeting)
@@ -114,18 +114,15 @@ def _refuse_differences(meeting: Meeting, facts: Mapping[str, Any]) -> None:
             if other.get(name, absent) != first.get(name, absent):
                 values.setdefault(repr(other.get(name, absent)), []).append(number)
         for value, numbers in values.items():
-            who = ", ".join(f"{number} on {meeting.hosts[number]}" for number in numbers[:5])
-            more = f" and {len(numbers) - 5} more" if len(numbers) > 5 else ""
-            problems.found.append(
-                f"{name}: process {who}{more} has {value}, process 0 on {meeting.hosts[0]} {first.get(name, absent)!r}"
-            )
+            who = listed((f"{number} on {meeting.hosts[number]}" for number in numbers), 5)
+            problems.found.append(f"{name}: process {who} has {value}, {meeting.named(0)} {first.get(name, absent)!r}")
     problems.raise_if_any()
 
 
 def _connect(meeting: Meeting, timeout: float) -> None:
     """Start JAX's own coordinator at a free port of process 0, and tell JAX which devices are this process's."""
     place = meeting.place
-    port = meeting.gather("port of JAX", _free_port() if place.process == 0 else None)[0]
+    port = meeting.gather("port of JAX", free_port() if place.process == 0 else None)[0]
     here = [number for number, host in meeting.hosts.items() if host == meeting.hosts[place.process]]
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
     address = f"[{place.host}]:{port}" if ":" in place.host else f"{place.host}:{port}"
@@ -147,8 +144,7 @@ def _connect(meeting: Meeting, timeout: float) -> None:
     counts = meeting.gather("devices", jax.local_device_count())
     if len(set(counts)) > 1:
         odd = next(number for number, count in enumerate(counts) if count != counts[0])
-        there, first = f"process {odd} on {meeting.hosts[odd]}", f"process 0 on {meeting.hosts[0]}"
-        rule = f"all must have as many: {first} has {counts[0]}, {there} has {counts[odd]}"
+        rule = f"all must have as many: {meeting.named(0)} has {counts[0]}, {meeting.named(odd)} has {counts[odd]}"
         raise EquimoeError("devices of a process", rule, "Start them alike", value=counts[odd])
 
 
@@ -161,7 +157,8 @@ def _own_device(number: int, of: int) -> int | None:
     return None if of == 1 or len(visible) == 1 else number
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port that nobody listens at now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from equimoe.errors import EquimoeError
-from equimoe.parallel.processes.meeting import Lost, Meeting
+from equimoe.parallel.processes.meeting import Lost, Meeting, ended, listed
 
 __all__ = ["ALONE", "Processes"]
 
@@ -50,12 +50,15 @@ class Processes:
 
     def refuse_difference(self, what: str, value: Any, remedy: str) -> None:
         """EquimoeError, in all processes, that names those whose value is not that of process 0."""
-        first, *others = self.gather(what, value)
-        wrong = [f"{self.named(number)} has {other!r}" for number, other in enumerate(others, 1) if other != first]
+        if self._meeting is None:
+            return
+        first, *others = self._meeting.gather(what, value)
+        wrong = [
+            f"{self._meeting.named(number)} has {other!r}" for number, other in enumerate(others, 1) if other != first
+        ]
         if wrong:
-            more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-            said = ", ".join(wrong[:5]) + more
-            raise EquimoeError(what, f"must be the same in all processes: {said}, process 0 {first!r}", remedy)
+            rule = f"must be the same in all processes: {listed(wrong, 5)}, process 0 {first!r}"
+            raise EquimoeError(what, rule, remedy)
 
     @contextmanager
     def in_turn(self, what: str) -> Iterator[None]:
@@ -76,18 +79,14 @@ class Processes:
         if self._meeting is not None:
             self._meeting.on_loss(None)
 
-    def named(self, number: int) -> str:
-        host = "this host" if self._meeting is None else self._meeting.hosts[number]
-        return f"process {number} on {host}"
-
     def _told(self, what: str, failure: EquimoeError | None) -> None:
         """Raise the failure of this process, or in one line that of the first other one that has one."""
         said = self.gather(what, None if failure is None else str(failure))
         if failure is not None:
             raise failure
         number = next((number for number, text in enumerate(said) if text is not None), None)
-        if number is not None:
-            raise Lost("run", f"cannot go on, {self.named(number)} ended: {said[number]}", "See what it said")
+        if number is not None:  # so that there is another one
+            raise Lost("run", ended(self._meeting.named(number), said[number]), "See what it said")
 
 
 ALONE = Processes()

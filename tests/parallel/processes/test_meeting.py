@@ -20,9 +20,7 @@ from equimoe.parallel.processes.together import ALONE, Processes
 
 @pytest.fixture
 def port():
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
+    return start.free_port()
 
 
 def meet(port, numbers, of, *, timeout=20.0, hosts=(), changed=None):

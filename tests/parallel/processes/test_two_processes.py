@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import socket
-
 import numpy as np
 import pytest
 from tiny_runs import SAVE_EVERY, restored, start
 
+from equimoe.parallel.processes.start import free_port
 from equimoe.train import checkpoint
 from equimoe.train.metrics import read_lines
 
 MESH = ("mesh.data=1", "mesh.expert=2", "transport.kind=ragged", "transport.receiver_factor=9")
 DIE = "import tiny_runs; tiny_runs.die_at('in the step', 6, tiny_runs.kill_myself)"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
 
 
 def both(*arguments, tiny, first=("", "")):
