@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from equimoe import __version__
-from equimoe.cli import bench, data, recipes, train, weights
+from equimoe.cli import bench, data, plan, recipes, train, weights
 from equimoe.cli.allocator import start_again_with_settings
 from equimoe.cli.arguments import hide_progress
 from equimoe.errors import EquimoeError
@@ -32,6 +32,7 @@ app = typer.Typer(
 )
 app.add_typer(train.commands)
 app.add_typer(recipes.commands)
+app.add_typer(plan.commands)
 app.add_typer(data.commands)
 app.add_typer(weights.commands)
 app.add_typer(bench.commands)

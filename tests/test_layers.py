@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     ["axes", "errors"],
     ["files"],
+    ["hardware", "pictures"],
     ["config"],
     ["weights"],
     ["counting", "presets"],
@@ -28,7 +29,7 @@ LAYERS = [
     ["evaluate", "sampling"],
     ["train"],
     ["hub"],  # above train: loading reads an export or a run
-    ["chat", "tasks", "bench"],
+    ["chat", "tasks", "bench", "launch", "rehearsal"],
     ["cli"],
     ["recipes"],
 ]
@@ -37,6 +38,8 @@ NO_JAX = {
     "axes",
     "errors",
     "files",
+    "hardware",
+    "pictures",
     "config",
     "weights",
     "counting",
@@ -44,6 +47,7 @@ NO_JAX = {
     "recipe",
     "plan",
     "data",
+    "launch",
     "cli",
     "recipes",
 }

@@ -17,6 +17,8 @@ from typing import Literal
 
 import jax
 
+from equimoe.hardware import of_device_kind
+
 __all__ = ["Capabilities", "all_devices", "capabilities", "device_memory_bytes", "even_expert_rows"]
 
 
@@ -45,8 +47,6 @@ _LEAST_EVEN_ROWS = 16  # mean rows of an expert from which all run as one batche
 _EVEN_ROOM = 1.25  # slots of an expert there, over its mean rows
 _LOG = logging.getLogger("equimoe")
 
-# Dense bfloat16 peaks from the vendor's data sheets, FLOP/s (without sparsity).
-_PEAKS = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "GB200": 2500e12, "A100": 312e12}
 
 
 @lru_cache(maxsize=1)
@@ -55,7 +55,7 @@ def capabilities() -> Capabilities:
     device = jax.devices()[0]
     backend = jax.default_backend()
     on_gpu = backend == "gpu"
-    peak = next((p for name, p in sorted(_PEAKS.items(), key=lambda i: -len(i[0])) if name in device.device_kind), None)
+    known = of_device_kind(device.device_kind)
     attention, attention_note = _attention(on_gpu, jax.device_count(), getattr(device, "compute_capability", None))
     if on_gpu and attention == "blocked":
         _LOG.warning("attention runs as XLA loops over blocks, without fused kernels: %s", attention_note)
@@ -75,7 +75,7 @@ def capabilities() -> Capabilities:
         # The iteration reads each matrix 15 times: 110 GFLOP/s where a group stays in a core's 2 MiB of cache, 87 where
         # 192 matrices of 128 x 128 do not (2 cores). Over several devices `whole_matrices` says who has which.
         matrix_group_bytes=1 << 20 if not on_gpu and jax.device_count() == 1 else None,
-        peak_flops=peak if on_gpu else None,
+        peak_flops=known.bf16_flops if on_gpu and known else None,
         # XLA's own choice on CPU, YNNPACK, multiplies small matrices at half the rate of Eigen: 55 against 111 GFLOP/s
         # for 192 products of 128^3, 128 against 235 for [4096, 256] x [256, 256] (2 cores, jax 0.10.2).
         run_often_options={} if on_gpu else {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"},

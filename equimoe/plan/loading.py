@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from equimoe.axes import MESH_AXES, MeshAxis
 from equimoe.config import ModelConfig
 from equimoe.errors import EquimoeError
+from equimoe.hardware import known_hardware
 from equimoe.parallel.layout import size_per_device
 from equimoe.plan.working_set import FLOAT32_BYTES, GIB
 from equimoe.weights import describe
 
 __all__ = [
-    "ACCELERATORS",
     "HOST_GIB",
     "ONE_DEVICE",
     "LoadingNeeds",
@@ -27,14 +27,6 @@ __all__ = [
     "smallest_machine",
 ]
 
-# Memory of one device, bytes, as the vendors' data sheets have it.
-ACCELERATORS = {
-    "RTX 4090": 24 * 10**9,
-    "A100 or H100 of 80 GB": 80 * 10**9,
-    "H200": 141 * 10**9,
-    "B200": 180 * 10**9,
-    "GB200": 186 * 10**9,
-}
 HOST_GIB = tuple(2**n for n in range(2, 14))  # memories that machines are sold with: 4 GiB to 8 TiB
 ONE_DEVICE: Mapping[MeshAxis, int] = dict.fromkeys(MESH_AXES, 1)
 _USABLE = 0.9  # of an accelerator's memory; JAX keeps some, and a forward pass needs some
@@ -60,7 +52,7 @@ def loading_needs(config: ModelConfig, mesh: Mapping[MeshAxis, int] = ONE_DEVICE
 
 def smallest_machine(needed: int) -> str:
     """The smallest accelerator and the smallest host that hold so many bytes, in words."""
-    accelerator = next((name for name, size in ACCELERATORS.items() if needed <= _USABLE * size), None)
+    accelerator = next((one.name for one in known_hardware() if needed <= _USABLE * one.memory_bytes), None)
     host = next((size for size in HOST_GIB if needed <= _USABLE * size * GIB), None)
     large = f"a machine with {host:,} GiB of memory (JAX_PLATFORMS=cpu)" if host else "several machines"
     return f"one {accelerator}, or {large}" if accelerator else f"{large}; no single accelerator holds it"
