@@ -23,7 +23,7 @@ _TABLE = Path(__file__).with_suffix(".toml")
 
 @dataclass(frozen=True)
 class Hardware:
-    """One kind of accelerator, and the machine it is sold in. Bytes, bytes/s and FLOP/s of one device where not said."""
+    """One kind of accelerator, and its machine. Bytes, bytes/s and FLOP/s are those of one device where not said."""
 
     key: str
     name: str
@@ -71,7 +71,7 @@ def _read(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise EquimoeError(
-            "hardware", f"cannot be read: {error}", "Name a TOML file with a table for each accelerator", value=str(file)
+            "hardware", f"cannot be read: {error}", "Name a TOML file with a table an accelerator", value=str(file)
         ) from None
 
 
