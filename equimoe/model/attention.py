@@ -192,8 +192,11 @@ def exclude_self(y: Float[Array, "B S N H"], v: Float[Array, "B S G H"]) -> Floa
     direction = own / (jnp.sum(own * own, axis=-1, keepdims=True) + QK_EPS)
     # Head by head: with the heads of a group as one axis, the gradient of v is a sum over that axis, which XLA:CPU does
     # ten times slower than these additions.
-    kept = [y_n - jnp.sum(y_n * own, axis=-1, keepdims=True) * direction for y_n in jnp.moveaxis(y32, 2, 0)]
-    return jnp.stack(kept, axis=2).reshape(y.shape).astype(y.dtype)
+    # `split` and not indices: the gradient of an index is an array of all heads, zero but for one.
+    own, direction = own[:, :, None], direction[:, :, None]
+    each = jax.lax.split(y32, [1] * y32.shape[2], axis=2)
+    kept = [y_n - jnp.sum(y_n * own, axis=-1, keepdims=True) * direction for y_n in each]
+    return jnp.concatenate(kept, axis=2).reshape(y.shape).astype(y.dtype)
 
 
 def _split_heads(x: Float[Array, "B S NH"], width: int) -> Float[Array, "B S N H"]:

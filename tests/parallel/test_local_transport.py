@@ -13,7 +13,8 @@ from goldens import worst
 
 from equimoe.model.experts import Experts
 from equimoe.parallel.capabilities import even_expert_rows
-from equimoe.parallel.transports.local import block_rows, plan_dispatch, routed_sum
+from equimoe.parallel.transports.buffers import block_rows
+from equimoe.parallel.transports.local import plan_dispatch, routed_sum
 
 TOKENS, K, EXPERTS, WIDE, INNER = 40, 2, 5, 6, 4
 plan_of = jax.jit(plan_dispatch, static_argnums=2, static_argnames="even_rows")

@@ -23,7 +23,8 @@ from equimoe.model.experts import Experts
 from equimoe.model.init import build
 from equimoe.parallel.capabilities import capabilities
 from equimoe.parallel.on_mesh import OnMesh
-from equimoe.parallel.transports.capacity import capacity, largest_capacity
+from equimoe.parallel.transports.buffers import largest_capacity
+from equimoe.parallel.transports.capacity import capacity
 from equimoe.parallel.transports.slots import Assignments
 from equimoe.recipe import Transport
 

@@ -6,16 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Int32
 
-__all__ = ["capacity", "largest_capacity"]
+from equimoe.parallel.transports.buffers import exact_capacity
 
-
-def largest_capacity(count: int, factor: float, divisor: int, size: int) -> int:
-    """Of `count` assignments: at least 1 and at most `size`. For the size of a buffer."""
-    return int(min(max(_exact(np.asarray([count]), factor, divisor)[0], 1), size))
+__all__ = ["capacity"]
 
 
 def capacity(count: Int[Array, "*shape"], factor: float, divisor: int, size: int) -> Int32[Array, "*shape"]:
-    """The same for a number that is known on the device only; `size` is the buffer's.
+    """`largest_capacity` of a number that is known on the device only; `size` is the buffer's.
 
     The reference computes in float64, where 70 * 1.1 is above 77 and 20 * 1.05 is 21: neither float32 nor exact
     fractions round like that. So the counts at which the capacity rises are computed by NumPy, once, while tracing.
@@ -25,14 +22,10 @@ def capacity(count: Int[Array, "*shape"], factor: float, divisor: int, size: int
     return 1 + jnp.searchsorted(jnp.asarray(_rises(factor, divisor, size)), count, side="right").astype(jnp.int32)
 
 
-def _exact(count: np.ndarray, factor: float, divisor: int) -> np.ndarray:
-    return np.ceil(count.astype(np.float64) * factor / divisor)
-
-
 def _rises(factor: float, divisor: int, size: int) -> np.ndarray:
     """For 1 .. size - 1: the smallest count whose capacity is above it."""
     steps = np.arange(1, size, dtype=np.int64)
     count = np.maximum(np.floor(steps * divisor / factor).astype(np.int64) - 2, 0)
     for _ in range(5):  # the guess is off by one or two
-        count += _exact(count, factor, divisor) <= steps
+        count += exact_capacity(count, factor, divisor) <= steps
     return count.astype(np.int32)

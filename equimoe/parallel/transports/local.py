@@ -24,6 +24,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
 from equimoe.parallel.capabilities import even_expert_rows
+from equimoe.parallel.transports.buffers import block_rows, grouped_blocks
 from equimoe.parallel.transports.slots import (
     Assignments,
     Counts,
@@ -39,7 +40,6 @@ from equimoe.parallel.transports.slots import (
 __all__ = [
     "DISPATCH_PLAN",
     "Dispatch",
-    "block_rows",
     "even_layout",
     "grouped_layout",
     "local",
@@ -121,14 +121,6 @@ def _sum_backward(saved, d_y):
 _even_and_overflow.defvjp(_sum_forward, _sum_backward)
 
 
-def block_rows(assignments: int, experts: int) -> int:
-    """Rows in a block: about a quarter of an expert's mean load, between 8 and 128, so that padding stays small."""
-    rows = 8
-    while rows < 128 and rows * 8 <= assignments // experts * 2:
-        rows *= 2
-    return rows
-
-
 def plan_dispatch(
     selected: Int[Array, "T K"], valid: Bool[Array, " T"], experts: int, *, even_rows: int | None = None
 ) -> Dispatch:
@@ -167,7 +159,7 @@ def grouped_layout(rows_per_expert: Int32[Array, " E"], assignments: int) -> Lay
     """Blocks of `block_rows`, as many per expert as its rows need; enough for any split of all assignments."""
     experts = rows_per_expert.shape[0]
     block = block_rows(assignments, experts)
-    blocks = assignments // block + experts
+    blocks = grouped_blocks(assignments, experts)
     needed = -(-rows_per_expert // block)
     last_block = jnp.cumsum(needed, dtype=jnp.int32)  # exclusive end of each expert's blocks
     expert_of_block = jnp.searchsorted(last_block, jnp.arange(blocks, dtype=jnp.int32), side="right")

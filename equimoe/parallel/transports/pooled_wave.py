@@ -25,7 +25,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int, Int32
 
-from equimoe.parallel.transports.capacity import capacity, largest_capacity
+from equimoe.parallel.transports.buffers import largest_capacity
+from equimoe.parallel.transports.capacity import capacity
 from equimoe.parallel.transports.local import even_layout
 from equimoe.parallel.transports.slots import (
     Assignments,

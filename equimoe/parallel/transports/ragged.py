@@ -21,7 +21,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
 from equimoe.parallel.capabilities import capabilities
-from equimoe.parallel.transports.capacity import capacity, largest_capacity
+from equimoe.parallel.transports.buffers import largest_capacity
+from equimoe.parallel.transports.capacity import capacity
 from equimoe.parallel.transports.local import grouped_layout
 from equimoe.parallel.transports.ragged_exchange import Slices, exchange
 from equimoe.parallel.transports.slots import (
