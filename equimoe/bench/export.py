@@ -106,7 +106,8 @@ def make_run(run: str, sizes: dict[str, int]) -> dict[str, int]:
     from equimoe.recipe import Recipe, Schedule
     from equimoe.recipe.recipe_json import new_provenance, recipe_to_json
     from equimoe.train import checkpoint
-    from equimoe.train.loop import concrete, make_optimizer
+    from equimoe.train.from_recipe import make_optimizer
+    from equimoe.train.loop import concrete
     from equimoe.train.state import TrainState
 
     model = derive(**sizes, row_tokens=256)

@@ -28,7 +28,8 @@ from equimoe.recipe.recipe_json import new_provenance, recipe_to_json, refuse_se
 from equimoe.recipe.resolve import Resolved, changed, resolve
 from equimoe.recipe.trajectory import model_trajectory
 from equimoe.train import checkpoint
-from equimoe.train.loop import IMPORTED, concrete, make_optimizer
+from equimoe.train.from_recipe import make_optimizer
+from equimoe.train.loop import IMPORTED, concrete
 from equimoe.train.metrics import RunLog
 from equimoe.train.state import TrainState, state_of_weights
 

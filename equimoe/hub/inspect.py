@@ -27,7 +27,7 @@ from equimoe.hub.remote.headers import remote_tensors
 from equimoe.hub.remote.snapshot import fetch, small_files, snapshot_or_cached
 from equimoe.parallel.capabilities import device_memory_bytes
 from equimoe.plan.loading import LoadingNeeds, loading_needs, smallest_machine
-from equimoe.plan.working_set import GIB
+from equimoe.plan.memory import GIB
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.train.checkpoint import committed_steps
 from equimoe.train.reading import checkpoint_of

@@ -12,6 +12,7 @@ Call the model to get hidden states, the router's decisions and, on request, log
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -46,7 +47,13 @@ class Embedding(eqx.Module):
     norm: GatedNorm
 
     def __call__(self, token_ids: Int[Array, "B S"], eps: float, dtype: Any) -> Float[Array, "B S D"]:
-        return self.norm(self.table[token_ids].astype(dtype), eps)
+        return _norm_again(self.norm, self.table[token_ids].astype(dtype), eps)
+
+
+@partial(jax.checkpoint, static_argnums=2)
+def _norm_again(norm: GatedNorm, x: Float[Array, "B S D"], eps: float) -> Float[Array, "B S D"]:
+    """The first and the last norm, computed again in the backward: what they would keep stands through all layers."""
+    return norm(x, eps)
 
 
 class Block(eqx.Module):
@@ -169,7 +176,7 @@ def forward(
     keep = jax.checkpoint_policies.save_only_these_names(*names)
     body = jax.checkpoint(body, prevent_cse=False, policy=keep)
     x, observed = jax.lax.scan(body, x, (model.blocks, is_global))
-    return model.final_norm(x, config.rms_norm_eps), observed
+    return _norm_again(model.final_norm, x, config.rms_norm_eps), observed
 
 
 def checked_segments(token_ids: Array, segment_ids: Array | None, config: ModelConfig) -> Array:

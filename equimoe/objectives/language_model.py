@@ -96,7 +96,8 @@ def loss_and_terms(
 
     hidden, layers = forward(model, token_ids, segment_ids, compute_dtype=compute_dtype, observe=observe, over=over)
     targets = jnp.concatenate([token_ids[:, 1:], token_ids[:, :1]], axis=1)  # the last one has no weight
-    per_token, log_total = cross_entropy(hidden.reshape(-1, hidden.shape[-1]), model.lm_head, targets.reshape(-1))
+    head = model.lm_head if over is None else over.gathered_head(model.lm_head, hidden.dtype)
+    per_token, log_total = cross_entropy(hidden.reshape(-1, hidden.shape[-1]), head, targets.reshape(-1))
     flat = target_weights(weight).reshape(-1)
     total = jnp.sum(flat)
     divisor = total if batch_weight is None else batch_weight

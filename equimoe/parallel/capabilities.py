@@ -17,10 +17,20 @@ from typing import Literal
 
 import jax
 
+from equimoe.errors import EquimoeError
 from equimoe.hardware import of_device_kind
+from equimoe.parallel.program import CPU, GPU, Program
 from equimoe.parallel.transports.buffers import even_rows
 
-__all__ = ["Capabilities", "all_devices", "capabilities", "device_memory_bytes", "even_expert_rows"]
+__all__ = [
+    "Capabilities",
+    "all_devices",
+    "capabilities",
+    "device_memory_bytes",
+    "even_expert_rows",
+    "pretend_devices",
+    "program_here",
+]
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,7 @@ def capabilities() -> Capabilities:
     device = jax.devices()[0]
     backend = jax.default_backend()
     on_gpu = backend == "gpu"
+    program = program_here()
     known = of_device_kind(device.device_kind)
     attention, attention_note = _attention(on_gpu, jax.device_count(), getattr(device, "compute_capability", None))
     if on_gpu and attention == "blocked":
@@ -63,14 +74,14 @@ def capabilities() -> Capabilities:
         device_kind=device.device_kind,
         device_count=jax.device_count(),
         # float32 beats bfloat16 on CPU, which emulates the latter (platform.md).
-        compute_dtype="bfloat16" if on_gpu else "float32",
+        compute_dtype=program.compute_dtype,
         # ragged_dot on CPU is 20 to 85 times slower than a loop over blocks (platform.md).
         grouped_matmul="ragged_dot" if on_gpu else "blocks",
         ragged_all_to_all=on_gpu,  # XLA:CPU traces and lowers it, and does not compile it (jax 0.10.2)
         attention=attention,
         attention_note=attention_note,
         # 2.5 times the memory of the residual stream alone: little on a host, 58 GB a device for the hero's.
-        keep_core_outputs=not on_gpu,
+        keep_core_outputs=program.keeps_core_outputs,
         # The iteration reads each matrix 15 times: 110 GFLOP/s where a group stays in a core's 2 MiB of cache, 87 where
         # 192 matrices of 128 x 128 do not (2 cores). Over several devices `whole_matrices` says who has which.
         matrix_group_bytes=1 << 20 if not on_gpu and jax.device_count() == 1 else None,
@@ -89,6 +100,11 @@ def capabilities() -> Capabilities:
         if on_gpu
         else {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
     )
+
+
+def program_here() -> Program:
+    """What the planner counts by for the default backend."""
+    return GPU if jax.default_backend() == "gpu" else CPU
 
 
 def _attention(on_gpu: bool, devices: int, compute: str | None) -> tuple[Literal["blocked", "tokamax"], str]:
@@ -127,6 +143,21 @@ def even_expert_rows(assignments: int, experts: int) -> int | None:
     load of 512 rows, the loop over blocks of rows 50.
     """
     return even_rows(assignments, experts) if capabilities().grouped_matmul == "blocks" else None
+
+
+def pretend_devices(count: int) -> None:
+    """Make this process have `count` devices that share its CPU. EquimoeError if JAX has started with others."""
+    jax.config.update("jax_platforms", "cpu")
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:  # JAX has started
+        pass
+    if jax.device_count() != count or jax.default_backend() != "cpu":
+        raise EquimoeError(
+            "devices",
+            f"JAX has started in this process with {jax.device_count()}, and a step for {count} is to be compiled",
+            "Call it in a process of its own",
+        )
 
 
 def all_devices() -> list[jax.Device]:

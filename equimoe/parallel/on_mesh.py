@@ -68,6 +68,13 @@ class OnMesh:
 
         return jax.tree_util.tree_map_with_path(whole, weights)
 
+    def gathered_head(self, head: Float[Array, "V D"], dtype: Any) -> Float[Array, "V D"]:
+        """The head whole, in the dtype of its products: gathered once a step. Left to XLA, pieces of its blocks would
+        travel twice in either pass. Where `model` splits it, XLA decides."""
+        if self.mesh.shape["model"] > 1:
+            return head
+        return jax.lax.with_sharding_constraint(head.astype(dtype), NamedSharding(self.mesh, PartitionSpec()))
+
     def routed_sum(
         self,
         experts: Any,

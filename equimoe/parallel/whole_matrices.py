@@ -9,19 +9,17 @@ cut, are not moved there at all. A count that does not divide is padded with zer
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, PyTree
 
-from equimoe.axes import MESH_AXES, LogicalAxis, MeshAxis
+from equimoe.axes import LogicalAxis
 from equimoe.config import ModelConfig
-from equimoe.parallel.layout import LOGICAL_TO_MESH
+from equimoe.parallel.dealing import deal
 from equimoe.weights import describe
 
 __all__ = ["whole_matrices"]
@@ -49,43 +47,22 @@ def whole_matrices(
 
 
 def _dealt_out(function, stack: Array, axes: tuple[LogicalAxis, ...], mesh) -> Array:
-    size = partial(_product, mesh.shape)
-    over = [tuple(a for a in LOGICAL_TO_MESH[axis] if mesh.shape[a] > 1) for axis in axes]
-    cut = {axis: names for axis, names in ((1, over[-2]), (2, over[-1])) if names}  # of [matrices, rows, columns]
-    copies = [a for a in reversed(MESH_AXES) if not any(a in names for names in over)]
+    plan = deal(axes, stack.shape, mesh.shape)
 
     def here(own: Array) -> Array:
         matrices = own.reshape(-1, *own.shape[-2:])
-        dealt = size(*cut.values())
-        shared = _sharing(len(matrices), dealt, {a: mesh.shape[a] for a in copies})
-        x = jnp.pad(matrices, ((0, -len(matrices) % (dealt * size(shared))), (0, 0), (0, 0)))
-        if shared:
-            share = len(x) // size(shared)
-            x = jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(shared) * share, share)
-        for axis, names in cut.items():
+        x = jnp.pad(matrices, ((0, plan.padded - plan.matrices), (0, 0), (0, 0)))
+        if plan.shared:
+            share = len(x) // math.prod(mesh.shape[axis] for axis in plan.shared)
+            x = jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(plan.shared) * share, share)
+        for axis, names in plan.cut.items():
             x = jax.lax.all_to_all(x, names, split_axis=0, concat_axis=axis, tiled=True)
         x = function(x)
-        for axis, names in reversed(cut.items()):
+        for axis, names in reversed(plan.cut.items()):
             x = jax.lax.all_to_all(x, names, split_axis=axis, concat_axis=0, tiled=True)
-        if shared:
-            x = jax.lax.all_gather(x, shared, tiled=True, to="invarying")
-        return x[: len(matrices)].reshape(own.shape)
+        if plan.shared:
+            x = jax.lax.all_gather(x, plan.shared, tiled=True, to="invarying")
+        return x[: plan.matrices].reshape(own.shape)
 
-    spec = PartitionSpec(*(names or None for names in over))
+    spec = PartitionSpec(*(names or None for names in plan.over))
     return jax.shard_map(here, mesh=mesh, in_specs=spec, out_specs=spec)(stack)
-
-
-def _product(shape: Mapping[MeshAxis, int], *names: tuple[MeshAxis, ...]) -> int:
-    return math.prod(shape[axis] for axis in itertools.chain(*names))
-
-
-def _sharing(matrices: int, dealt: int, copies: Mapping[MeshAxis, int]) -> tuple[MeshAxis, ...]:
-    """Axes of copies that take a share of the work of `dealt` devices: those that leave a device fewer matrices.
-
-    The nearest devices come first, so that racks (`replica`) need not talk where one has devices enough.
-    """
-    shared: tuple[MeshAxis, ...] = ()
-    for axis, size in copies.items():
-        if -(-matrices // (dealt * size)) < -(-matrices // dealt):
-            shared, dealt = (*shared, axis), dealt * size
-    return shared

@@ -6,8 +6,8 @@
 Memory counts what is certain and lasts through a step: weights, gradients and optimizer state in float32, and the
 residual stream that per-layer rematerialisation keeps (of one micro-batch, whose gradients are then added to a second
 copy of them). It leaves out transport buffers, gathered weights and temporaries, so it is a lower bound: what passes
-may still not fit. Refused is what does not fit by that bound, or by far with the temporaries that `plan.working_set`
-estimates. Plain Python, no JAX.
+may still not fit. Refused is what does not fit by that bound, or by far with the temporaries of the fullest moment
+(`plan.memory`). Plain Python, no JAX.
 """
 
 from __future__ import annotations
@@ -23,30 +23,27 @@ from equimoe.config import ModelConfig
 from equimoe.counting import Counts, counts, training_flops_per_token
 from equimoe.errors import Problems
 from equimoe.optim.rates import Rates, rates_from_budget, warmup_then_linear, warmup_updates
-from equimoe.parallel.layout import TOKEN_AXES, has_lengths, mesh_shape, size_per_device
+from equimoe.parallel.layout import has_lengths, mesh_shape
 from equimoe.parallel.mesh_fit import meshes_that_work, nearest_batch, remedy_naming, require_mesh
-from equimoe.plan.working_set import DTYPE_BYTES, FLOAT32_BYTES, GIB, fits_line, working_set
+from equimoe.parallel.program import GPU, Program
+from equimoe.plan.memory import GIB, Memory, StateBytes, memory_of
 from equimoe.recipe import Mesh, Recipe
 from equimoe.recipe.fields import leaves
-from equimoe.weights import Weight, describe
 
 __all__ = [
     "Arithmetic",
     "Flops",
-    "Memory",
     "Rate",
-    "StateBytes",
     "Work",
     "arithmetic",
     "lines",
     "machine_lines",
+    "mesh_lengths",
     "parameter_lines",
     "refuse_if_too_large",
     "run_rates",
 ]
 
-# float32 numbers that the optimizer keeps for each weight: momentum; two moments; the betas of the last step.
-STATE_PER_WEIGHT = {"muonh": 1, "adamh": 2, "adam": 2, "router_bias": 1}
 GROUP_LABELS = {
     "embedding": "embedding table, Adam",
     "experts": "routed experts, MuonH",
@@ -90,46 +87,6 @@ class Flops:
 
 
 @dataclass(frozen=True)
-class StateBytes:
-    """Bytes of one group of tensors: weights, gradients, optimizer state."""
-
-    weights: int = 0
-    gradients: int = 0
-    optimizer: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer
-
-    def __add__(self, other: StateBytes) -> StateBytes:
-        return StateBytes(
-            self.weights + other.weights, self.gradients + other.gradients, self.optimizer + other.optimizer
-        )
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The certain part of a step's memory: one copy of the model, and what one device of the mesh holds."""
-
-    mesh: dict[str, int]
-    devices: int
-    state: dict[str, StateBytes]  # group -> bytes of one whole copy
-    state_per_device: dict[str, StateBytes]
-    tokens_per_device: int  # of one micro-batch
-    carry_bytes_per_token: int
-    carries_per_device: int  # layers * tokens_per_device * carry_bytes_per_token
-    working: dict[str, int]  # temporaries of one device by term, an estimate (`plan.working_set`)
-
-    @property
-    def state_bytes(self) -> int:
-        return sum(group.total for group in self.state.values())
-
-    @property
-    def bytes_per_device(self) -> int:
-        return sum(group.total for group in self.state_per_device.values()) + self.carries_per_device
-
-
-@dataclass(frozen=True)
 class Arithmetic:
     """All of it. `to_dict` is what `equimoe show --json` prints."""
 
@@ -145,8 +102,9 @@ class Arithmetic:
         record["memory"] |= {
             "state_bytes": self.memory.state_bytes,
             "bytes_per_device": self.memory.bytes_per_device,
-            "counted": list(_COUNTED),
-            "not_counted": list(_NOT_COUNTED),
+            "argument_bytes": self.memory.argument_bytes,
+            "fullest_moment": self.memory.fullest,
+            "peak_bytes": self.memory.peak_bytes,
         }
         return record
 
@@ -162,8 +120,8 @@ def run_rates(recipe: Recipe) -> Rates:
     return dataclasses.replace(derived, **{name: value for name, value in given.items() if value is not None})
 
 
-def arithmetic(recipe: Recipe, *, devices: int = 1, compute_dtype: str = "bfloat16") -> Arithmetic:
-    """All numbers of a recipe. `devices` resolves a mesh axis of -1, `compute_dtype` a compute dtype of `auto`."""
+def arithmetic(recipe: Recipe, *, devices: int = 1, program: Program = GPU) -> Arithmetic:
+    """All numbers of a recipe. `devices` resolves a mesh axis of -1, `program` is what runs it."""
     schedule, tokens = recipe.schedule, recipe.total_tokens
     rates = run_rates(recipe)
     published, true = (training_flops_per_token(recipe.model, rule=rule) for rule in ("published", "true"))
@@ -180,7 +138,7 @@ def arithmetic(recipe: Recipe, *, devices: int = 1, compute_dtype: str = "bfloat
         rates=rates,
         schedules={name: _schedule(recipe, name, getattr(rates, name)) for name in ("muonh_lr", "adam_lr")},
         flops=Flops(published, true, published * tokens, true * tokens),
-        memory=_memory(recipe, devices, compute_dtype),
+        memory=_memory(recipe, devices, program),
     )
 
 
@@ -195,78 +153,38 @@ def _schedule(recipe: Recipe, name: str, peak: float) -> Rate:
 # ---- memory
 
 
-def _memory(recipe: Recipe, devices: int, compute_dtype: str) -> Memory:
-    shape = _shape(recipe.mesh, devices)
-    state: dict[str, StateBytes] = {}
-    per_device: dict[str, StateBytes] = {}
-    for weight in describe(recipe.model).values():
-        group = _group(weight)
-        copies = 1 if recipe.schedule.accumulation == 1 else 2  # gradients of a micro-batch, and their sum
-        state[group] = state.get(group, StateBytes()) + _bytes(weight, weight.size, copies)
-        own = _bytes(weight, size_per_device(weight, shape), copies)
-        per_device[group] = per_device.get(group, StateBytes()) + own
-    dtype = compute_dtype if recipe.compute_dtype == "auto" else recipe.compute_dtype
-    tokens = -(-recipe.tokens_per_step // (recipe.schedule.accumulation * math.prod(shape[a] for a in TOKEN_AXES)))
-    carry = recipe.model.hidden_size * DTYPE_BYTES[dtype]
-    share = sum(group.weights for group in per_device.values()) / sum(group.weights for group in state.values())
-    return Memory(
-        mesh=dict(shape),
-        devices=math.prod(shape.values()),
-        state=state,
-        state_per_device=per_device,
-        tokens_per_device=tokens,
-        carry_bytes_per_token=carry,
-        carries_per_device=recipe.model.num_hidden_layers * tokens * carry,
-        working=working_set(recipe, tokens, share, DTYPE_BYTES[dtype]),
-    )
+def _memory(recipe: Recipe, devices: int, program: Program) -> Memory:
+    return memory_of(recipe, mesh_lengths(recipe.mesh, devices), program)
 
 
-def _shape(mesh: Mesh, devices: int) -> Mapping[MeshAxis, int]:
+def mesh_lengths(mesh: Mesh, devices: int) -> Mapping[MeshAxis, int]:
     """The mesh that the recipe asks for; an axis of -1 takes what `devices` leave to it, at least 1."""
     fixed = math.prod(size for size in dataclasses.asdict(mesh).values() if size > 0)
     free = -1 in dataclasses.asdict(mesh).values()
     return mesh_shape(mesh, fixed * max(1, devices // fixed) if free and fixed else fixed)
 
 
-def _group(weight: Weight) -> str:
-    """The row of the memory table that a tensor counts in: where it lives, and which optimizer keeps its state."""
-    if weight.component in ("experts", "embedding", "lm_head"):
-        return weight.component
-    return weight.group if weight.group == "router_bias" else f"other_{weight.group}"
-
-
-def _bytes(weight: Weight, size: int, gradient_copies: int) -> StateBytes:
-    trained = weight.group != "router_bias"
-    return StateBytes(
-        weights=FLOAT32_BYTES * size,
-        gradients=FLOAT32_BYTES * size * trained * gradient_copies,
-        optimizer=FLOAT32_BYTES * size * STATE_PER_WEIGHT[weight.group],
-    )
-
-
 _SURELY_TOO_LARGE = 1.5  # times a device's memory: an estimate above it is not wrong by that much
 
 
-def refuse_if_too_large(
-    recipe: Recipe, device_memory_bytes: int, device_count: int, *, compute_dtype: str = "bfloat16"
-) -> None:
+def refuse_if_too_large(recipe: Recipe, device_memory_bytes: int, device_count: int, *, program: Program = GPU) -> None:
     """EquimoeError, with all that is missing at once, if the recipe cannot run on this machine or names no data.
 
     It names the nearest mesh that divides the sizes and fits the memory, if the mesh that was asked for does not;
     with another batch, if that is all that keeps every mesh from it.
     """
-    problems, remedy = _missing(recipe, device_memory_bytes, device_count, compute_dtype)
+    problems, remedy = _missing(recipe, device_memory_bytes, device_count, program)
     problems.raise_if_any(remedy or remedy_naming(None))
 
 
 def _missing(
-    recipe: Recipe, device_memory_bytes: int, device_count: int, compute_dtype: str
+    recipe: Recipe, device_memory_bytes: int, device_count: int, program: Program
 ) -> tuple[Problems, str | None]:
     """What keeps a recipe from training here, and the nearest mesh that would not, as a remedy."""
-    problems, remedy = _refused(recipe, device_memory_bytes, device_count, compute_dtype), None
+    problems, remedy = _refused(recipe, device_memory_bytes, device_count, program), None
     if problems.found:
         others = _others(recipe, device_count)
-        fit = (r for r in others if not _refused(r, device_memory_bytes, device_count, compute_dtype).found)
+        fit = (r for r in others if not _refused(r, device_memory_bytes, device_count, program).found)
         if (other := next(fit, None)) is not None:
             batch, before = other.schedule.batch_sequences, recipe.schedule.batch_sequences
             remedy = remedy_naming(other.mesh, None if batch == before else batch)
@@ -285,7 +203,7 @@ def _others(recipe: Recipe, device_count: int) -> Iterator[Recipe]:
             yield dataclasses.replace(recipe, mesh=mesh, schedule=dataclasses.replace(schedule, batch_sequences=rows))
 
 
-def _refused(recipe: Recipe, device_memory_bytes: int, device_count: int, compute_dtype: str) -> Problems:
+def _refused(recipe: Recipe, device_memory_bytes: int, device_count: int, program: Program) -> Problems:
     """What the recipe's mesh and a device's memory have against it."""
     problems, schedule = Problems(f"recipe {recipe.name!r} on this machine"), recipe.schedule
     require_mesh(
@@ -298,7 +216,7 @@ def _refused(recipe: Recipe, device_memory_bytes: int, device_count: int, comput
     )
     if not has_lengths(recipe.mesh):  # nothing can be counted on it
         return problems
-    memory = _memory(recipe, device_count, compute_dtype)
+    memory = _memory(recipe, device_count, program)
     problems.require(
         memory.bytes_per_device <= device_memory_bytes,
         "memory of one device",
@@ -309,7 +227,7 @@ def _refused(recipe: Recipe, device_memory_bytes: int, device_count: int, comput
         f"{_gib(memory.carries_per_device)}; buffers and temporaries come on top",
         "use larger devices, a longer mesh or a smaller batch",
     )
-    estimate = memory.bytes_per_device + sum(memory.working.values())
+    estimate = memory.peak_bytes
     problems.require(
         memory.bytes_per_device > device_memory_bytes or estimate <= _SURELY_TOO_LARGE * device_memory_bytes,
         "memory of one device",
@@ -321,16 +239,6 @@ def _refused(recipe: Recipe, device_memory_bytes: int, device_count: int, comput
 
 
 # ---- printed
-
-
-_COUNTED = ("float32 weights", "float32 gradients", "float32 optimizer state", "residual stream kept between layers")
-_NOT_COUNTED = (
-    "transport buffers",
-    "gathered weights",
-    "attention and expert temporaries",
-    "compiler workspace",
-    "histograms of micro-batches",
-)
 
 
 def parameter_lines(model: ModelConfig, found: Counts | None = None) -> list[str]:
@@ -367,10 +275,10 @@ def lines(recipe: Recipe, facts: Arithmetic) -> list[str]:
     ]
 
 
-def machine_lines(recipe: Recipe, machine: Mapping[str, Any]) -> list[str]:
+def machine_lines(recipe: Recipe, machine: Mapping[str, Any], program: Program) -> list[str]:
     """The record of `parallel.capabilities` with `device_memory_bytes`, and what keeps the recipe from training."""
     memory, devices = machine["device_memory_bytes"], machine["device_count"]
-    problems, remedy = _missing(recipe, memory, devices, machine["compute_dtype"])
+    problems, remedy = _missing(recipe, memory, devices, program)
     rows = [
         (name, f"{value:,}" if name == "device_memory_bytes" else str(value), "") for name, value in machine.items()
     ]
@@ -459,11 +367,25 @@ def _memory_lines(recipe: Recipe, memory: Memory) -> list[str]:
         f"{memory.carry_bytes_per_token:,} bytes = {memory.carries_per_device:,}",
         f"  a device needs at least {on_device:,} + {memory.carries_per_device:,} = {memory.bytes_per_device:,} "
         f"({_gib(memory.bytes_per_device)})",
-        f"  counted: {', '.join(_COUNTED)}",
-        f"  not counted: {', '.join(_NOT_COUNTED)}",
-        "  on top, for a while, estimated from the shapes:",
-        *(f"    {name:<46} {size:>19,}" for name, size in memory.working.items()),
-        fits_line(memory.bytes_per_device, sum(memory.working.values())),
+        *_moment_lines(memory),
+    ]
+
+
+def _moment_lines(memory: Memory) -> list[str]:
+    """The fullest moment of a step, term by term."""
+    terms = {"weights and optimizer state": memory.argument_bytes, **memory.phases[memory.fullest]}
+    if memory.library:
+        terms["communication library, allowed for"] = memory.library
+    others = ", ".join(
+        f"{name} {_gib(memory.argument_bytes + sum(phase.values()) + memory.library)}"
+        for name, phase in memory.phases.items()
+        if name != memory.fullest
+    )
+    return [
+        f"  the fullest moment of a step, estimated from the shapes: {memory.fullest}",
+        *(f"    {name:<46} {size:>19,}" for name, size in terms.items()),
+        f"    {'in all':<46} {memory.peak_bytes:>19,} ({_gib(memory.peak_bytes)})",
+        f"    other moments: {others}",
     ]
 
 

@@ -15,7 +15,7 @@ from equimoe.config import ModelConfig
 from equimoe.errors import EquimoeError
 from equimoe.hardware import known_hardware
 from equimoe.parallel.layout import size_per_device
-from equimoe.plan.working_set import FLOAT32_BYTES, GIB
+from equimoe.plan.memory import FLOAT32_BYTES, GIB
 from equimoe.weights import describe
 
 __all__ = [

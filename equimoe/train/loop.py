@@ -29,7 +29,7 @@ from equimoe.data.source import absolute
 from equimoe.errors import EquimoeError
 from equimoe.evaluate import make_scorer
 from equimoe.files import typed, write_file
-from equimoe.parallel.capabilities import capabilities, device_memory_bytes
+from equimoe.parallel.capabilities import capabilities, device_memory_bytes, program_here
 from equimoe.parallel.compile_cache import enable_compile_cache
 from equimoe.parallel.mesh import make_mesh, row_sharding
 from equimoe.parallel.mesh_fit import transport_warning
@@ -37,8 +37,7 @@ from equimoe.parallel.on_mesh import on_mesh
 from equimoe.parallel.out_of_memory import out_of_memory_said
 from equimoe.parallel.processes.meeting import Lost
 from equimoe.parallel.processes.together import ALONE, Processes
-from equimoe.parallel.whole_matrices import whole_matrices
-from equimoe.plan.arithmetic import refuse_if_too_large, run_rates
+from equimoe.plan.arithmetic import refuse_if_too_large
 from equimoe.recipe import Recipe, Transport
 from equimoe.recipe.recipe_json import new_provenance, read_recipe, recipe_to_json
 from equimoe.recipe.resolve import changed
@@ -46,6 +45,7 @@ from equimoe.recipe.trajectory import refuse_changes, refuse_edited
 from equimoe.train import checkpoint
 from equimoe.train.ahead import Ahead
 from equimoe.train.display import Display
+from equimoe.train.from_recipe import make_optimizer, step_of
 from equimoe.train.interrupt import Interrupt, stopped
 from equimoe.train.metrics import RunLog, read_lines, rewind
 from equimoe.train.placing import place_rows
@@ -55,11 +55,11 @@ from equimoe.train.run_lock import held, refuse_unless_shared
 from equimoe.train.samples import samples_due, samples_missing, write_samples
 from equimoe.train.saving import Saver
 from equimoe.train.scoring import HELDOUT, due_sets, missing_sets, score_sets
-from equimoe.train.state import TrainState, abstract_state, create_state, state_shardings, with_pending_bias
-from equimoe.train.step import StepMetrics, make_step
+from equimoe.train.state import TrainState, abstract_state, create_state, with_pending_bias
+from equimoe.train.step import StepMetrics
 from equimoe.train.throughput import StepClock, peak_flops
 
-__all__ = ["IMPORTED", "concrete", "make_optimizer", "resume_run", "train_recipe"]
+__all__ = ["IMPORTED", "concrete", "resume_run", "train_recipe"]
 
 IMPORTED = "imported"  # of a run's provenance: where the weights of its step 0 came from (hub.import_weights)
 
@@ -165,7 +165,7 @@ def _nothing_left(run: Path, recipe: Recipe, step: int) -> bool:
 
 def _mesh_that_fits(recipe: Recipe) -> Mesh:
     """The mesh over the devices here; refuses, before anything is written, what cannot be trained on them."""
-    refuse_if_too_large(recipe, device_memory_bytes(), jax.device_count(), compute_dtype=capabilities().compute_dtype)
+    refuse_if_too_large(recipe, device_memory_bytes(), jax.device_count(), program=program_here())
     schedule = recipe.schedule
     return make_mesh(recipe.mesh, recipe.model, schedule.batch_sequences, accumulation=schedule.accumulation)
 
@@ -186,23 +186,6 @@ def concrete(recipe: Recipe) -> Recipe:
         recipe.optimizer, newton_schulz_dtype=dtype if newton_schulz == "auto" else newton_schulz
     )
     return absolute(dataclasses.replace(recipe, compute_dtype=dtype, optimizer=optimizer))
-
-
-def make_optimizer(recipe: Recipe, mesh: Mesh | None = None) -> optax.GradientTransformation:
-    """The optimizer of a run, by its recipe. `mesh`: that of weights on several devices."""
-    settings, schedule = recipe.optimizer, recipe.schedule
-    return optim.make(
-        recipe.model,
-        run_rates(recipe),
-        steps=schedule.steps,
-        warmup_fraction=schedule.warmup_fraction,
-        final_fraction=schedule.final_fraction,
-        momentum=settings.momentum,
-        newton_schulz_steps=settings.newton_schulz_steps,
-        newton_schulz_dtype=settings.newton_schulz_dtype,
-        gate_router_decay=settings.gate_router_decay,
-        spread=None if mesh is None else whole_matrices(mesh, recipe.model),
-    )
 
 
 @dataclass
@@ -255,15 +238,7 @@ class _Session:
     def _prepare(self, state: TrainState) -> None:
         """Everything that the loop reads: rows, held-out sets, compiled functions, log, display, clock."""
         recipe = self.recipe
-        self.step = make_step(
-            self.optimizer,
-            z_loss=recipe.optimizer.z_loss,
-            qb_bins=recipe.optimizer.quantile_balancing_bins,
-            compute_dtype=recipe.compute_dtype,
-            shardings=state_shardings(state),
-            accumulation=recipe.schedule.accumulation,
-            over=on_mesh(self.mesh, recipe.transport),
-        )
+        self.step = step_of(recipe, self.optimizer, self.mesh, state)
         self.scorer = make_scorer(recipe.compute_dtype, on_mesh(self.mesh, Transport()))  # local: nothing is dropped
         drops = recipe.transport.kind != "local" and not recipe.transport.balanced
         self.as_trained = make_scorer(recipe.compute_dtype, on_mesh(self.mesh, recipe.transport)) if drops else None

@@ -25,7 +25,8 @@ from equimoe.hub.format.tensors import Entry
 from equimoe.model.init import leaves_by_path
 from equimoe.parallel.mesh import mesh_of_model, weight_shardings
 from equimoe.train import checkpoint
-from equimoe.train.loop import concrete, make_optimizer
+from equimoe.train.from_recipe import make_optimizer
+from equimoe.train.loop import concrete
 from equimoe.train.state import abstract_state
 
 MESHES = (Mesh(1, 2, 4, 1), Mesh(2, 2, 2, 1), Mesh(1, 4, 1, 2))

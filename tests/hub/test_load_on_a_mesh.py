@@ -29,7 +29,7 @@ from equimoe.parallel.processes.start import free_port
 from equimoe.plan.loading import loading_needs, refuse_if_it_does_not_fit
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.train import checkpoint
-from equimoe.train.loop import make_optimizer
+from equimoe.train.from_recipe import make_optimizer
 from equimoe.train.state import abstract_state
 from equimoe.weights import describe
 
