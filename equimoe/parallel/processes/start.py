@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 import equimoe
-from equimoe.errors import EquimoeError, Problems, first_line
+from equimoe.errors import TRY_AGAIN, EquimoeError, Problems, first_line
 from equimoe.parallel.processes.meeting import LOOPBACK, Lost, Meeting, listed
 from equimoe.parallel.processes.place import Place
 from equimoe.parallel.processes.together import ALONE, Processes
@@ -39,7 +39,8 @@ def met(place: Place, facts: Mapping[str, Any], *, timeout: float) -> Iterator[P
 
     `facts`: what must be the same in all, name -> value (JSON; of a dict each field): the command, the recipe. Raises
     EquimoeError that names the processes that did not come within `timeout` seconds, or all that differs. Inside, the
-    end of one process ends all: with exit code 2 where a collective would wait for it forever.
+    end of one process ends all, where a collective would wait for it forever: with exit code 2 if it made a mistake,
+    with 75 (try again) if it was lost.
     """
     if place.processes == 1:
         yield ALONE
@@ -57,7 +58,7 @@ def met(place: Place, facts: Mapping[str, Any], *, timeout: float) -> Iterator[P
         if getattr(error, "saved", False):  # all of them stopped in good order
             _part(meeting)
         else:
-            meeting.fail(_said(error))
+            meeting.fail(_said(error), getattr(error, "exit_code", TRY_AGAIN))
         raise
     else:
         _part(meeting)
@@ -84,7 +85,7 @@ def _end(lost: Lost) -> None:
     """From the thread that listens: the one that trains waits in a collective, which nothing can interrupt."""
     sys.stdout.flush()
     print(f"equimoe: {lost}", file=sys.stderr, flush=True)
-    os._exit(2)
+    os._exit(lost.exit_code)
 
 
 def _fields(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -139,7 +140,7 @@ def _connect(meeting: Meeting, timeout: float) -> None:
         )
     except RuntimeError as error:
         raise EquimoeError(
-            "start", f"JAX must connect its processes, but: {first_line(error)}", "See all logs"
+            "start", f"JAX must connect its processes, but: {first_line(error)}", "See all logs", exit_code=TRY_AGAIN
         ) from error
     counts = meeting.gather("devices", jax.local_device_count())
     if len(set(counts)) > 1:

@@ -203,6 +203,25 @@ def test_a_process_that_ends_is_noticed_where_the_others_compute(three):
     assert all(text.startswith(expected) for text in said.values())
 
 
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (lambda one: one.fail("mesh: must divide", 2), 2),  # a mistake is one for all: nobody may start it again
+        (lambda one: one.fail("XlaRuntimeError: a device is gone", 75), 75),
+        (lambda one: one.fail("it was asked to stop", 143), 75),
+        (hang_up, 75),
+    ],
+)
+@pytest.mark.parametrize("number", [0, 1])
+def test_all_end_with_one_exit_code_that_of_a_mistake_or_of_a_loss(three, number, end, code):
+    """Whoever it was, and whether the others hear it from itself or from process 0."""
+    end(three[number])
+    for meeting in three[:number] + three[number + 1 :]:
+        with pytest.raises(Lost) as caught:
+            meeting.gather("x", 0)
+        assert caught.value.exit_code == code
+
+
 def test_a_loss_between_the_answer_and_the_next_line_is_raised(three, monkeypatch):
     """Nobody acts on it while `gather` goes on, so that it must come out of it."""
     three[0].on_loss(lambda lost: None)
