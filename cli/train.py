@@ -74,12 +74,12 @@ def train(
     place = find_place(meeting, processes, process)
     resolved = resolve(recipe, [*(overrides or ()), *data_overrides(data)])
     name = resolved.recipe.name
-    folder = (
-        run_path(name if run is None else run) if or_resume else new_run(run, name)
-    )  # of many, process 0 looks into it, for all
+    # Of many processes, process 0 looks into the folder for all, once they have met.
+    folder = run_path(name if run is None else run) if or_resume else new_run(run, name)
 
     from equimoe.parallel.processes.start import met
-    from equimoe.train import loop, or_resume as again  # after the checks: a mistake is reported before JAX starts
+    from equimoe.train import loop  # after the checks: a mistake is reported before JAX starts
+    from equimoe.train import or_resume as again
 
     command = "train --or-resume" if or_resume else "train"
     facts = {"command": command, "run": str(folder.absolute()), "recipe": resolved.recipe.to_dict()}
