@@ -165,7 +165,7 @@ exit "$code"
 _SEGMENT = """\
 # @SEGMENT_HOSTS@ hosts are one NVLink domain (@RACK_DEVICES@ GPUs), which the expert axis of the mesh should not leave.
 # EDIT: where Slurm has the plugin topology/block and knows --segment, the next line (with one # less) keeps them
-# together; elsewhere ask for such hosts by --nodelist or --constraint. Processes are numbered in the order of the hosts.
+# together; elsewhere ask for such hosts by --nodelist or --constraint. Processes are numbered in the order of hosts.
 ##SBATCH --segment=@SEGMENT_HOSTS@
 """
 
