@@ -54,6 +54,7 @@ def _refuse_a_crash_loop(run: Path) -> None:
         raise EquimoeError(
             "run",
             f"was started {MOST_STARTS} times from step {newest} and never came to its next checkpoint",
-            f"See what its processes said; `equimoe resume {typed(run)}` tries once more",
+            "See what its processes said; where they were only taken away too early, save more often"
+            f" (checkpoints.rolling_minutes); `equimoe resume {typed(run)}` tries once more",
             value=str(run),
         )

@@ -13,6 +13,7 @@ import hashlib
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ from equimoe.recipe.recipe_json import new_provenance
 __all__ = ["free_port", "met"]
 
 COMMAND = "command"  # of the facts: `train`, or `resume`
+_LOSS_SECONDS = 3.0  # within which the meeting hears of a process that is gone
 _HEARTBEAT_SECONDS = 60  # JAX ends a process that hears nothing of another one for so long
 
 
@@ -55,6 +57,10 @@ def met(place: Place, facts: Mapping[str, Any], *, timeout: float) -> Iterator[P
             print(f"process {place.process} of {place.processes} is ready; process 0 speaks for all", flush=True)
         yield Processes(meeting)
     except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, EquimoeError):
+            # A collective may fail a moment before the meeting hears why: that another process is gone, which ends
+            # this one as a loss, and not as a fault of ours.
+            time.sleep(_LOSS_SECONDS)
         if getattr(error, "saved", False):  # all of them stopped in good order
             _part(meeting)
         else:
