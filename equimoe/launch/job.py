@@ -151,12 +151,12 @@ def _shape_that_works(problems: Problems, recipe: Recipe, devices: int) -> dict[
     schedule = recipe.schedule
     batch, accumulation = schedule.batch_sequences, schedule.accumulation
     shape = require_mesh(problems, recipe.mesh, devices, recipe.model, batch, accumulation=accumulation)
-    remedy = None
+    works = recipe.mesh
     if problems.found:
         working = meshes_that_work(recipe.mesh, devices, recipe.model, batch, accumulation=accumulation)
-        remedy = remedy_naming(next(working, None))
+        works = next(working, None)
     problems.require(recipe.data.path is not None, "data.path", None, "this recipe names no data", "add --data PATHS")
-    problems.raise_if_any(*[remedy] * (remedy is not None))
+    problems.raise_if_any(remedy_naming(None if works == recipe.mesh else works))
     return dict(shape)
 
 

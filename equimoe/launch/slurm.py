@@ -54,6 +54,7 @@ _TEMPLATE = """\
 #SBATCH --gpus-per-node=@HOST_PROCESSES@
 # EDIT: cores of a host divided by its GPUs.
 #SBATCH --cpus-per-task=8
+# Whole hosts with all their memory. EDIT where a job with fewer GPUs than a host has should share it.
 #SBATCH --exclusive
 #SBATCH --mem=0
 # SIGTERM to the processes, not to this script, @STOP_SECONDS@ s before the time limit: they save and exit 143.

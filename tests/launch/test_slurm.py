@@ -65,7 +65,7 @@ for word in os.environ["ACT"].split():
                 break
             time.sleep(0.05)
     elif word == "pause":
-        time.sleep(1.5)
+        time.sleep(1.0)
     elif word == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     else:
