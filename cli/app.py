@@ -2,6 +2,7 @@
 
 Importing this file imports no jax and no numpy, so that help and shell completion answer at once; each command
 imports the library inside its body. Exit codes: 0 success, 2 a mistake that the message says how to repair,
+75 nothing is wrong with the command but it cannot go on now (another process of the run was lost or did not come),
 130 stopped by Ctrl-C, 143 by SIGTERM, 1 a fault of ours (with a traceback).
 """
 
@@ -78,7 +79,7 @@ def main() -> None:
         app()
     except EquimoeError as error:
         print(f"equimoe: {error}", file=sys.stderr)
-        _exit(2)
+        _exit(error.exit_code)
     except KeyboardInterrupt:
         _exit(130)
     except SystemExit as stop:

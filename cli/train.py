@@ -45,6 +45,9 @@ def train(
         typer.Option(metavar="NAME_OR_PATH", help="A name (runs/NAME) or a folder; default: the recipe's name."),
     ] = None,
     data: DataPaths = None,
+    or_resume: Annotated[
+        bool, typer.Option("--or-resume", help="Go on with the run if it has begun: for jobs that are started again.")
+    ] = False,
     meeting: Meeting = None,
     processes: Processes = None,
     process: Process = None,
@@ -62,21 +65,27 @@ def train(
       equimoe train tiny --data 'docs/*.md,notes.jsonl'
       equimoe train ./mine.py optimizer.muonh_lr=0.01
       equimoe train ./mine.py --meeting node-1:5577 --processes 2 --process 0
+      equimoe train ./mine.py --run /shared/mine --or-resume
     """
     from equimoe.parallel.processes.place import find_place
     from equimoe.recipe.resolve import resolve
-    from equimoe.recipe.run_folder import new_run
+    from equimoe.recipe.run_folder import new_run, run_path
 
     place = find_place(meeting, processes, process)
     resolved = resolve(recipe, [*(overrides or ()), *data_overrides(data)])
-    folder = new_run(run, resolved.recipe.name)
+    name = resolved.recipe.name
+    # Of many processes, process 0 looks into the folder for all, once they have met.
+    folder = run_path(name if run is None else run) if or_resume else new_run(run, name)
 
     from equimoe.parallel.processes.start import met
     from equimoe.train import loop  # after the checks: a mistake is reported before JAX starts
+    from equimoe.train import or_resume as again
 
-    facts = {"command": "train", "run": str(folder.absolute()), "recipe": resolved.recipe.to_dict()}
+    command = "train --or-resume" if or_resume else "train"
+    facts = {"command": command, "run": str(folder.absolute()), "recipe": resolved.recipe.to_dict()}
     with met(place, facts, timeout=start_timeout) as all_processes:
-        loop.train_recipe(resolved.recipe, folder, provenance=resolved.provenance, processes=all_processes)
+        start = again.train_or_resume if or_resume else loop.train_recipe
+        start(resolved.recipe, folder, provenance=resolved.provenance, processes=all_processes)
 
 
 @commands.command(rich_help_panel=PANEL)

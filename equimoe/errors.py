@@ -7,13 +7,27 @@ that a config with three mistakes is fixed in one round and not in three.
 
 from __future__ import annotations
 
-__all__ = ["EquimoeError", "Problems", "first_line"]
+__all__ = ["MISTAKE", "TRY_AGAIN", "EquimoeError", "Problems", "first_line"]
+
+# Exit codes of the command line. A job file goes by them: who repeats a mistake only burns its machines.
+MISTAKE = 2
+TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with what was asked, the same command may succeed later
 
 
 class EquimoeError(Exception):
-    """A mistake that the user can repair. The command line prints it without a traceback and exits 2."""
+    """A mistake that the user can repair. The command line prints it without a traceback and exits with `exit_code`."""
 
-    def __init__(self, subject: str, rule: str, remedy: str, *, value: object = None, problems: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        subject: str,
+        rule: str,
+        remedy: str,
+        *,
+        value: object = None,
+        problems: tuple[str, ...] = (),
+        exit_code: int = MISTAKE,
+    ):
+        self.exit_code = exit_code
         self.subject, self.rule, self.remedy, self.value = subject, rule, remedy, value
         self.problems = problems  # one line each, if `Problems` raised this
         shown = f" ({value!r})" if value is not None else ""
@@ -22,7 +36,10 @@ class EquimoeError(Exception):
 
     def and_kept(self, what: str) -> EquimoeError:
         """The same error, with a remedy that also says what was kept."""
-        return EquimoeError(self.subject, self.rule, f"{self.remedy}; {what}", value=self.value, problems=self.problems)
+        remedy = f"{self.remedy}; {what}"
+        return EquimoeError(
+            self.subject, self.rule, remedy, value=self.value, problems=self.problems, exit_code=self.exit_code
+        )
 
 
 class Problems:

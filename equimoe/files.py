@@ -23,6 +23,7 @@ from typing import IO, Any, TypeVar
 from equimoe.errors import EquimoeError
 
 __all__ = [
+    "ASIDE_PREFIX",
     "LOCK",
     "aside",
     "cache_folder",

@@ -21,7 +21,17 @@ from equimoe.data.hub_files import HUB, HubPath, is_hub_tokenizer, pinned_tokeni
 from equimoe.errors import EquimoeError
 from equimoe.recipe import Data, Recipe
 
-__all__ = ["EMBEDDED", "SourceCounts", "absolute", "cut", "documents", "find_files", "pieces", "pinned"]
+__all__ = [
+    "EMBEDDED",
+    "SourceCounts",
+    "absolute",
+    "cut",
+    "documents",
+    "find_files",
+    "pieces",
+    "pinned",
+    "with_commits_of",
+]
 
 EMBEDDED = "embedded"
 
@@ -199,6 +209,28 @@ def absolute(recipe: Recipe) -> Recipe:
     data = dataclasses.replace(recipe.data, path=_absolute(recipe.data.path), tokenizer=tokenizer)
     evals = {name: dataclasses.replace(held, path=_absolute(held.path)) for name, held in recipe.evals.items()}
     return dataclasses.replace(recipe, data=data, evals=evals)
+
+
+def with_commits_of(recipe: Recipe, kept: Recipe) -> Recipe:
+    """`recipe` with the commits that `kept`, a run's, has of the same Hub paths, where it says no revision itself.
+
+    A command that starts a run again means the data that the run began with, not what the Hub has by now.
+    """
+    held = [kept.data.path, kept.data.tokenizer, *(each.path for each in kept.evals.values())]
+    paths = [element for path in held if path is not None for element in _elements(path) if element.startswith(HUB)]
+    commits = {str(dataclasses.replace(HubPath.parse(path), revision=None)): path for path in paths}
+
+    def known(element: str) -> str:
+        return commits.get(str(HubPath.parse(element)), element) if element.startswith(HUB) else element
+
+    tokenizer = recipe.data.tokenizer
+    if is_hub_tokenizer(tokenizer):
+        tokenizer = known(tokenizer if tokenizer.startswith(HUB) else f"{HUB}{tokenizer}")
+    path = recipe.data.path if recipe.data.path is None else _each(recipe.data.path, known)
+    evals = {name: dataclasses.replace(each, path=_each(each.path, known)) for name, each in recipe.evals.items()}
+    return dataclasses.replace(
+        recipe, data=dataclasses.replace(recipe.data, path=path, tokenizer=tokenizer), evals=evals
+    )
 
 
 def pinned(data: Data) -> Data:

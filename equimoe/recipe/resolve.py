@@ -39,6 +39,7 @@ __all__ = [
     "copy_recipe",
     "list_recipes",
     "packaged_recipes",
+    "recipe_arguments",
     "resolve",
     "resolve_model",
 ]
@@ -75,6 +76,11 @@ def resolve(source: str, overrides: Sequence[str] = ()) -> Resolved:
     problems.raise_if_any()
     refuse_secrets([*overrides, recipe.to_dict()])
     return Resolved(recipe, new_provenance(source, overrides, path.read_bytes()))
+
+
+def recipe_arguments(source: str) -> tuple[str, ...]:
+    """Names of the arguments that the function of a recipe takes, such as `racks` of the hero."""
+    return tuple(_parameters(_load(_find(source))))
 
 
 def changed(recipe: Recipe, overrides: Sequence[str]) -> Recipe:

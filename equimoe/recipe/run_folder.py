@@ -9,10 +9,10 @@ import os
 from pathlib import Path
 
 from equimoe.errors import EquimoeError
-from equimoe.files import LOCK, typed
+from equimoe.files import ASIDE_PREFIX, LOCK, typed
 from equimoe.recipe.fields import nearest
 
-__all__ = ["LONGEST_NAME", "find_run", "known_runs", "new_run", "run_path"]
+__all__ = ["LONGEST_NAME", "find_run", "has_begun", "known_runs", "new_run", "refuse_used", "run_path"]
 
 RUNS = Path("runs")
 LONGEST_NAME = 255  # bytes, on every file system in use
@@ -28,6 +28,17 @@ def known_runs() -> list[str]:
 def new_run(name_or_path: str | None, recipe_name: str) -> Path:
     """The folder for a new run, default `runs/<recipe name>`. Refuses one that holds a run, or anything else."""
     run = run_path(recipe_name if name_or_path is None else name_or_path)
+    refuse_used(run)
+    return run
+
+
+def has_begun(run: Path) -> bool:
+    """Whether the folder holds a run, with or without a checkpoint: recipe.json is the first file of one."""
+    return (run / RECIPE).is_file()
+
+
+def refuse_used(run: Path) -> None:
+    """EquimoeError if a new run would not have this folder to itself."""
     if run.exists() and not run.is_dir():
         raise EquimoeError("run", "must be a folder", "Choose another name with --run NAME", value=str(run))
     if any(run.glob(COMMITTED)):
@@ -45,15 +56,15 @@ def new_run(name_or_path: str | None, recipe_name: str) -> Path:
             " or choose another name with --run NAME",
             value=str(run),
         )
-    strangers = run.is_dir() and any(path for path in run.iterdir() if path.name != LOCK)  # the trainer's own
-    if strangers and not (run / RECIPE).exists():
+    ours = (LOCK, ASIDE_PREFIX)  # what a start leaves that was killed before it had written recipe.json
+    strangers = run.is_dir() and any(not path.name.startswith(ours) for path in run.iterdir())
+    if strangers and not has_begun(run):
         raise EquimoeError(
             "run",
             "must be a new or empty folder, this one holds other files",
             "Choose another name with --run NAME",
             value=str(run),
         )
-    return run
 
 
 def find_run(name_or_path: str) -> Path:

@@ -16,7 +16,7 @@ from equimoe.errors import EquimoeError, Problems
 from equimoe.recipe.fields import leaves
 from equimoe.recipe.record import Recipe
 
-__all__ = ["model_trajectory", "refuse_changes", "refuse_edited", "trajectory"]
+__all__ = ["differences", "model_trajectory", "refuse_changes", "refuse_edited", "trajectory"]
 
 FREE_GROUPS = ("checkpoints", "evaluation", "evals", "samples", "logging", "mesh", "purpose", "cost")
 MODEL, TOKENIZER = "model.", "data.tokenizer"
@@ -32,6 +32,13 @@ def trajectory(recipe: Recipe) -> dict[str, Any]:
 def model_trajectory(recipe: Recipe) -> dict[str, Any]:
     """That of a run before its first step: nothing but the model is decided."""
     return {path: value for path, value in trajectory(recipe).items() if path.startswith(MODEL)}
+
+
+def differences(before: Recipe, after: Recipe) -> list[str]:
+    """`path=value` of every setting of `after` that `before` has otherwise, or not at all; `path=` where it went."""
+    old, new = dict(leaves(before)), dict(leaves(after))
+    changes = [f"{path}={value}" for path, value in new.items() if path not in old or old[path] != value]
+    return [*changes, *(f"{path}=" for path in old if path not in new)]
 
 
 def refuse_changes(before: Recipe, after: Recipe, *, begun: bool = True) -> None:

@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from equimoe import optim
 from equimoe.baselines import baselines
 from equimoe.data.rows import HeldOutRows, Rows, heldout_batches
-from equimoe.data.source import absolute
+from equimoe.data.source import absolute, with_commits_of
 from equimoe.errors import EquimoeError
 from equimoe.evaluate import make_scorer
 from equimoe.files import typed, write_file
@@ -41,7 +41,7 @@ from equimoe.plan.arithmetic import refuse_if_too_large
 from equimoe.recipe import Recipe, Transport
 from equimoe.recipe.recipe_json import new_provenance, read_recipe, recipe_to_json
 from equimoe.recipe.resolve import changed
-from equimoe.recipe.trajectory import refuse_changes, refuse_edited
+from equimoe.recipe.trajectory import differences, refuse_changes, refuse_edited
 from equimoe.train import checkpoint
 from equimoe.train.ahead import Ahead
 from equimoe.train.display import Display
@@ -95,16 +95,22 @@ def train_recipe(
         session.go(session.fresh_state(), "started")
 
 
-def resume_run(run: Path, overrides: Sequence[str] = (), *, processes: Processes = ALONE) -> None:
+def resume_run(
+    run: Path, overrides: Sequence[str] = (), *, given: Recipe | None = None, processes: Processes = ALONE
+) -> None:
     """Continue a run from its newest complete checkpoint; from the beginning if it has none yet.
 
     One of several `processes` that all call this, or alone. `overrides` are `name=value` texts of settings that leave
-    alone what the run computes (`recipe.trajectory`). Raises EquimoeError for any other, if recipe.json or the data is
-    no longer what the run was trained on, or if the checkpoint is damaged.
+    alone what the run computes (`recipe.trajectory`). Instead of them the whole recipe may be `given`, as it would be
+    to start the run. Raises EquimoeError for any other change, if recipe.json or the data is no longer what the run was
+    trained on, or if the checkpoint is damaged.
     """
     refuse_unless_shared(run / "recipe.json", processes)
     before, provenance = read_recipe(run)
     recipe = concrete(changed(before, overrides)) if overrides else before
+    if given is not None:
+        recipe = dataclasses.replace(concrete(with_commits_of(given, before)), name=before.name)
+    changes = list(overrides) if given is None else differences(before, recipe)
     steps = processes.as_first("checkpoints", checkpoint.committed_steps(run / "checkpoints"))
     begun = IMPORTED not in provenance or steps != [0]
     refuse_changes(before, recipe, begun=begun)
@@ -113,11 +119,11 @@ def resume_run(run: Path, overrides: Sequence[str] = (), *, processes: Processes
         newest = run / "checkpoints" / str(steps[-1]) if steps else None
         if newest is not None:
             refuse_edited(checkpoint.read_position(newest)["trajectory"], recipe, str(newest))
-        if overrides:
-            note = {"step": steps[-1] if steps else 0, "overrides": list(overrides)}
+        if changes:
+            note = {"step": steps[-1] if steps else 0, "overrides": changes}
             provenance = {**provenance, "resumed": [*provenance.get("resumed", []), note]}
         if newest is not None and processes.as_first("the end", _nothing_left(run, recipe, steps[-1])):
-            if overrides:
+            if changes:
                 _write_changes(run, recipe, provenance, processes)
             processes.say(f"done: {steps[-1]} steps in {run}, nothing is left to do")
             return
@@ -133,7 +139,7 @@ def resume_run(run: Path, overrides: Sequence[str] = (), *, processes: Processes
             state = session.fresh_state()
         else:
             state = checkpoint.restore(newest, abstract_state(recipe.model, session.optimizer, mesh))
-        if overrides or not begun:
+        if changes or not begun:
             _write_changes(run, recipe, provenance, processes)
         if processes.writes:
             rewind(run, int(state.step))

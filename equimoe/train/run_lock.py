@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from equimoe.errors import EquimoeError
+from equimoe.errors import TRY_AGAIN, EquimoeError
 from equimoe.files import LOCK, file_sha256, is_of_the_disk, locked_folder, typed
 from equimoe.parallel.processes.together import ALONE, Processes
 from equimoe.train import checkpoint
@@ -47,7 +47,11 @@ def refuse_unless_shared(file: Path, processes: Processes) -> None:
 @contextmanager
 def _held(run: Path) -> Iterator[None]:
     busy = EquimoeError(
-        "run", "is being trained by another process", "Wait for it, or choose another --run", value=str(run)
+        "run",
+        "is being trained by another process",
+        "Wait for it, or choose another --run",
+        value=str(run),
+        exit_code=TRY_AGAIN,  # a job that was started again may find its last processes not gone yet
     )
     try:
         with locked_folder(run, busy):

@@ -19,6 +19,9 @@ EXAMPLES = {
     ("recipes",): "equimoe recipes copy tiny mine.py",
     ("recipes", "copy"): "equimoe recipes copy tiny mine.py",
     ("show",): "equimoe show mine.py model.num_experts=32 --json",
+    ("launch",): "equimoe launch slurm hero --data /shared/store > job.sbatch",
+    ("launch", "slurm"): "equimoe launch slurm mine.py schedule.steps=50 --devices 16 --hardware h100 --out job.sbatch",
+    ("launch", "k8s"): "equimoe launch k8s mine.py --devices 16 --hardware h100 --run /shared/mine --out job.yaml",
     ("data",): "equimoe data show tiny --data 'docs/*.md'",
     ("data", "show"): "equimoe data show tiny 3 --data 'docs/*.md,notes.jsonl'",
     ("export",): "equimoe export tiny tiny-export",
@@ -88,8 +91,8 @@ def test_an_unknown_command_is_refused_with_the_nearest_one(tmp_path):
     assert "Did you mean 'train'" in done.stderr
 
 
-def test_params_and_recipes_import_no_jax(tmp_path):
-    for command in (["params", "hero"], ["recipes"]):
+def test_params_recipes_and_launch_import_no_jax(tmp_path):
+    for command in (["params", "hero"], ["recipes"], ["launch", "k8s", "hero", "--data", "x", "--json"]):
         done = run_python(REPORT, *command, folder=tmp_path)
         facts = json.loads(done.stdout.rstrip().rpartition("\n")[2])
         assert facts["code"] in (0, None)

@@ -69,6 +69,20 @@ def test_train_never_overwrites_a_run(cli, trained, tmp_path):
     assert trained == []
 
 
+def test_or_resume_takes_a_new_folder_and_one_that_holds_a_run(cli, trained, tmp_path, monkeypatch):
+    calls, again = [], importlib.import_module("equimoe.train.or_resume")
+    monkeypatch.setattr(
+        again, "train_or_resume", lambda recipe, run, *, provenance, processes: calls.append((recipe.seed, run))
+    )
+    assert cli("train", "tiny", "--or-resume", "seed=3")[0] == 0
+    make_run(tmp_path / "runs" / "tiny")
+    assert cli("train", "tiny", "--or-resume", "seed=3")[0] == 0
+    assert cli("train", "tiny", "--or-resume", "--run", "./here")[0] == 0
+    assert calls == [(3, Path("runs/tiny")), (3, Path("runs/tiny")), (0, Path("here"))]
+    assert "run (''): must be a name or a path" in cli("train", "tiny", "--or-resume", "--run", "")[2]
+    assert trained == []
+
+
 def test_a_run_that_never_saved_can_be_started_again(cli, trained, tmp_path):
     make_run(tmp_path / "runs" / "tiny", committed=False)
     (tmp_path / "runs" / "locked").mkdir()

@@ -18,7 +18,7 @@ from equimoe.data import hub_dataset, hub_files
 from equimoe.data.hub_dataset import choose_files
 from equimoe.data.hub_files import HubPath, is_hub_tokenizer
 from equimoe.data.prepare import prepare
-from equimoe.data.source import SourceCounts, absolute, documents
+from equimoe.data.source import SourceCounts, absolute, documents, with_commits_of
 from equimoe.data.tokenizer import load_tokenizer, train_tokenizer
 from equimoe.errors import EquimoeError
 from equimoe.recipe import Data, HeldOutSet
@@ -148,6 +148,10 @@ def test_a_run_keeps_the_commit_that_it_started_with(hub):
     assert read(fixed.data.path[0]) == ["j0", "j1"]
     assert read("hf://me/texts/raw") == ["newer"]
     assert absolute(fixed) == fixed
+    begun = absolute(with_commits_of(recipe.recipe, fixed))  # the command that started the run, once more
+    assert begun == fixed
+    tagged = resolve("tiny", [f"data.path=hf://me/texts@{first}/raw,hf://me/texts", "data.tokenizer=me/code"]).recipe
+    assert with_commits_of(tagged, fixed).data.path == (f"hf://me/texts@{first}/raw", f"hf://me/texts@{first}")
     assert first in recipe_to_json(fixed, {}) and TOKEN not in recipe_to_json(fixed, {})
 
 

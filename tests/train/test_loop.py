@@ -280,6 +280,7 @@ def test_a_run_that_another_process_trains_is_refused(tiny, finished, run, tmp_p
         assert str(caught.value) == (
             f"run ({str(folder)!r}): is being trained by another process. Wait for it, or choose another --run"
         )
+        assert caught.value.exit_code == 75  # a job that starts again may find its last processes not gone yet
         assert contents(folder) == {".lock": b"", **before}
     assert "new" in os.listdir(tmp_path)
 

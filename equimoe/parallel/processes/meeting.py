@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from equimoe.errors import EquimoeError
+from equimoe.errors import MISTAKE, TRY_AGAIN, EquimoeError
 from equimoe.parallel.processes.place import Place
 
 __all__ = ["LOOPBACK", "Lost", "Meeting", "ended", "listed"]
@@ -33,7 +33,10 @@ _FIRST_REMINDER_SECONDS, _REMINDER_SECONDS = 3.0, 30.0
 
 
 class Lost(EquimoeError):
-    """Another process of the run ended, and with it this one."""
+    """Another process of the run ended, and with it this one: all with one exit code, that of a mistake if it was one.
+
+    A scheduler starts again what was lost, and must not start a mistake again, whichever process it looks at.
+    """
 
 
 class Meeting:
@@ -90,9 +93,9 @@ class Meeting:
         if act is not None and lost is not None:
             act(lost)
 
-    def fail(self, text: str) -> None:
-        """Tell all others why this process ends, before it does."""
-        self._send(self._seats, {"failed": text})
+    def fail(self, text: str, code: int = MISTAKE) -> None:
+        """Tell all others why this process ends, before it does, and with which exit code they do."""
+        self._send(self._seats, {"failed": text, "code": code})
 
     def leave(self) -> None:
         """Say goodbye: nobody is missed from here on."""
@@ -156,7 +159,7 @@ class Meeting:
     def _refuse(self, seats: dict[int, socket.socket], problem: EquimoeError) -> EquimoeError:
         """Tell those that came, and close."""
         for seat in seats.values():
-            _send_line(seat, {"failed": str(problem)})
+            _send_line(seat, {"failed": str(problem), "code": problem.exit_code})
             seat.close()
         return problem
 
@@ -170,6 +173,7 @@ class Meeting:
             f" missing: {self._named_missing(seats)}{nobody};"
             f" here: {listed(f'process {p} on {host}' for p, host in sorted(self.hosts.items()))}",
             "Were they started? See what they say; --start-timeout waits longer",
+            exit_code=TRY_AGAIN,
         )
 
     def _named_missing(self, seats: Iterable[int]) -> str:
@@ -192,6 +196,7 @@ class Meeting:
                     f"process 0 must be met at {self._where} within {timeout:g} s, but {said}",
                     "Was it started? See what it says, and whether this host reaches that port;"
                     " --start-timeout waits longer",
+                    exit_code=TRY_AGAIN,
                 )
             try:
                 seat = socket.create_connection((self.place.host, self.place.port), timeout=left)
@@ -208,7 +213,7 @@ class Meeting:
         if _WELCOME not in answer:
             why = answer.get("failed", "it ended, or nothing came for too long")
             rule = f"process 0 at {self._where} must let all processes in, but: {why}"
-            raise EquimoeError("start", rule, "See what it said, too")
+            raise EquimoeError("start", rule, "See what it said, too", exit_code=_code(answer))
         return seat
 
     # ---- while the run goes
@@ -223,6 +228,7 @@ class Meeting:
                 "processes of the run",
                 f"must all come to '{what}' within {timeout:g} s, missing: {names}",
                 "See what they said",
+                exit_code=TRY_AGAIN,
             ) from None
         if isinstance(message, Lost):
             raise message
@@ -258,20 +264,21 @@ class Meeting:
 
     def _take(self, process: int, message: dict[str, Any]) -> None:
         if "failed" in message:
-            self._lose(process, " ".join(str(message["failed"]).split()))
+            self._lose(process, " ".join(str(message["failed"]).split()), _code(message))
         elif "goodbye" in message:
             self._gone.add(process)
         else:
             self._inbox.put((process, message))
 
-    def _lose(self, process: int, why: str) -> None:
+    def _lose(self, process: int, why: str, code: int = TRY_AGAIN) -> None:
         """Process 0 tells the others; who is not in `gather` is told by `on_loss`."""
         self._gone.add(process)
         relayed = why.startswith(_RELAYED)
         rule = why if relayed else ended(self.named(process), why)
-        lost = Lost("run", rule, "See what it said; `equimoe resume` goes on from the last checkpoint, if there is one")
+        remedy = "See what it said; `equimoe resume` goes on from the last checkpoint, if there is one"
+        lost = Lost("run", rule, remedy, exit_code=code)
         if self.place.process == 0:
-            self._send([other for other in self._seats if other != process], {"failed": rule})
+            self._send([other for other in self._seats if other != process], {"failed": rule, "code": code})
         with self._lock:
             first, self._lost = self._lost is None, self._lost or lost
             gathering, act = self._gathering, self._on_loss
@@ -307,6 +314,11 @@ class _Patience:
 def _send_line(seat: socket.socket, message: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):  # who is gone is noticed where we listen
         seat.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _code(message: dict[str, Any]) -> int:
+    """The exit code that a process which failed asks for; of one that just ended, that of a loss."""
+    return MISTAKE if message.get("code") == MISTAKE else TRY_AGAIN
 
 
 def _greeting(seat: socket.socket, held: bytearray) -> dict[str, Any] | None:

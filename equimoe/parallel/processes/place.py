@@ -5,7 +5,9 @@ One process a host, or one a GPU. Options go before what a scheduler says:
     equimoe train hero --meeting node-1:5577 --processes 88 --process 3     (or EQUIMOE_MEETING, EQUIMOE_PROCESSES, ..)
     srun --ntasks-per-node=8 equimoe train hero                             Slurm: nothing to say
     Kubernetes, an Indexed Job with a headless service: EQUIMOE_MEETING=job-0.service, EQUIMOE_PROCESSES; the process is
-    the pod's JOB_COMPLETION_INDEX
+    the pod's JOB_COMPLETION_INDEX; where a pod has several GPUs, its command gives each process EQUIMOE_PROCESS
+
+`equimoe launch` writes the job files (`equimoe.launch`).
 """
 
 from __future__ import annotations

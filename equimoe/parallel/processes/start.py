@@ -13,6 +13,7 @@ import hashlib
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 import jax
 
 import equimoe
-from equimoe.errors import EquimoeError, Problems, first_line
+from equimoe.errors import TRY_AGAIN, EquimoeError, Problems, first_line
 from equimoe.parallel.processes.meeting import LOOPBACK, Lost, Meeting, listed
 from equimoe.parallel.processes.place import Place
 from equimoe.parallel.processes.together import ALONE, Processes
@@ -30,6 +31,7 @@ from equimoe.recipe.recipe_json import new_provenance
 __all__ = ["free_port", "met"]
 
 COMMAND = "command"  # of the facts: `train`, or `resume`
+_LOSS_SECONDS = 3.0  # within which the meeting hears of a process that is gone
 _HEARTBEAT_SECONDS = 60  # JAX ends a process that hears nothing of another one for so long
 
 
@@ -39,7 +41,8 @@ def met(place: Place, facts: Mapping[str, Any], *, timeout: float) -> Iterator[P
 
     `facts`: what must be the same in all, name -> value (JSON; of a dict each field): the command, the recipe. Raises
     EquimoeError that names the processes that did not come within `timeout` seconds, or all that differs. Inside, the
-    end of one process ends all: with exit code 2 where a collective would wait for it forever.
+    end of one process ends all, where a collective would wait for it forever: with exit code 2 if it made a mistake,
+    with 75 (try again) if it was lost.
     """
     if place.processes == 1:
         yield ALONE
@@ -54,10 +57,14 @@ def met(place: Place, facts: Mapping[str, Any], *, timeout: float) -> Iterator[P
             print(f"process {place.process} of {place.processes} is ready; process 0 speaks for all", flush=True)
         yield Processes(meeting)
     except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, EquimoeError):
+            # A collective may fail a moment before the meeting hears why: that another process is gone, which ends
+            # this one as a loss, and not as a fault of ours.
+            time.sleep(_LOSS_SECONDS)
         if getattr(error, "saved", False):  # all of them stopped in good order
             _part(meeting)
         else:
-            meeting.fail(_said(error))
+            meeting.fail(_said(error), getattr(error, "exit_code", TRY_AGAIN))
         raise
     else:
         _part(meeting)
@@ -84,7 +91,7 @@ def _end(lost: Lost) -> None:
     """From the thread that listens: the one that trains waits in a collective, which nothing can interrupt."""
     sys.stdout.flush()
     print(f"equimoe: {lost}", file=sys.stderr, flush=True)
-    os._exit(2)
+    os._exit(lost.exit_code)
 
 
 def _fields(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -139,7 +146,7 @@ def _connect(meeting: Meeting, timeout: float) -> None:
         )
     except RuntimeError as error:
         raise EquimoeError(
-            "start", f"JAX must connect its processes, but: {first_line(error)}", "See all logs"
+            "start", f"JAX must connect its processes, but: {first_line(error)}", "See all logs", exit_code=TRY_AGAIN
         ) from error
     counts = meeting.gather("devices", jax.local_device_count())
     if len(set(counts)) > 1:

@@ -81,12 +81,13 @@ class Processes:
 
     def _told(self, what: str, failure: EquimoeError | None) -> None:
         """Raise the failure of this process, or in one line that of the first other one that has one."""
-        said = self.gather(what, None if failure is None else str(failure))
+        said = self.gather(what, None if failure is None else [str(failure), failure.exit_code])
         if failure is not None:
             raise failure
         number = next((number for number, text in enumerate(said) if text is not None), None)
         if number is not None:  # so that there is another one
-            raise Lost("run", ended(self._meeting.named(number), said[number]), "See what it said")
+            text, code = said[number]
+            raise Lost("run", ended(self._meeting.named(number), text), "See what it said", exit_code=code)
 
 
 ALONE = Processes()

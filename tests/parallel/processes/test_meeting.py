@@ -82,11 +82,13 @@ def test_who_does_not_come_is_named_with_the_hosts_of_the_job_that_nobody_came_f
         "host1.cluster, host3.cluster; here: process 0 on host0, process 2 on host2. Were they started?"
     ) in str(first)
     assert f"process 0 at localhost:{port} must let all processes in, but: start: all 4 processes must" in str(third)
+    assert first.exit_code == third.exit_code == 75  # a host may be late, or be replaced: try again
 
 
 def test_process_0_that_does_not_come_is_named(port):
     (found,) = meet(port, [1], 2, timeout=0.5)
     assert f"start: process 0 must be met at localhost:{port} within 0.5 s, but Connection refused" in str(found)
+    assert found.exit_code == 75
 
 
 @pytest.mark.parametrize(
@@ -201,6 +203,25 @@ def test_a_process_that_ends_is_noticed_where_the_others_compute(three):
         "run: cannot go on, process 1 on host1 ended: loss at step 7 (nan): must be finite. See what it said; `equ"
     )
     assert all(text.startswith(expected) for text in said.values())
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (lambda one: one.fail("mesh: must divide", 2), 2),  # a mistake is one for all: nobody may start it again
+        (lambda one: one.fail("XlaRuntimeError: a device is gone", 75), 75),
+        (lambda one: one.fail("it was asked to stop", 143), 75),
+        (hang_up, 75),
+    ],
+)
+@pytest.mark.parametrize("number", [0, 1])
+def test_all_end_with_one_exit_code_that_of_a_mistake_or_of_a_loss(three, number, end, code):
+    """Whoever it was, and whether the others hear it from itself or from process 0."""
+    end(three[number])
+    for meeting in three[:number] + three[number + 1 :]:
+        with pytest.raises(Lost) as caught:
+            meeting.gather("x", 0)
+        assert caught.value.exit_code == code
 
 
 def test_a_loss_between_the_answer_and_the_next_line_is_raised(three, monkeypatch):
