@@ -11,26 +11,22 @@ before a file is written; whether it fits their memory is what `equimoe plan` sa
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equimoe.axes import MESH_AXES
 from equimoe.errors import EquimoeError, Problems
-from equimoe.hardware import Hardware, hardware
-from equimoe.parallel.layout import has_lengths
+from equimoe.hardware import hardware
 from equimoe.parallel.mesh_fit import meshes_that_work, remedy_naming, require_mesh
+from equimoe.plan.target import DEFAULT_HARDWARE, require_devices, with_racks
 from equimoe.recipe import Recipe
-from equimoe.recipe.resolve import recipe_arguments, resolve
+from equimoe.recipe.resolve import resolve
 from equimoe.recipe.run_folder import run_path
 
-__all__ = ["DEFAULT_HARDWARE", "Job", "filled", "make_job", "write_job"]
+__all__ = ["Job", "filled", "make_job", "write_job"]
 
-DEFAULT_HARDWARE = "gb200"
-MOST_DEVICES = 100_000  # who names more has typed a digit too many
 # Of a device's memory, taken by JAX when it starts: its default of 0.75 leaves the hero's published peak (149.9 of 173
 # GiB) no room, and NCCL and CUDA need some of their own.
 MEMORY_FRACTION = 0.92
@@ -95,15 +91,14 @@ def make_job(
     A recipe with an argument `racks` is given it. EquimoeError lists all that is wrong at once.
     """
     machine = hardware(hardware_name)
-    if racks is not None and devices is None and "racks" in recipe_arguments(recipe):
-        overrides = [*overrides, f"racks={racks}"]
+    overrides = with_racks(recipe, overrides, devices, racks)
     resolved = resolve(recipe, overrides).recipe
     folder = str(run_path(resolved.name if run is None else run))
     problems = Problems(f"job of recipe {resolved.name!r} on {machine.name}")
     for name, text in (("recipe", recipe), ("--run", folder), *(("override", text) for text in overrides)):
         legal = "\0" not in text and text.encode(errors="surrogateescape").decode(errors="replace") == text
         problems.require(legal, name, text, "must be UTF-8 text", "rename it")
-    count = _devices(problems, resolved, machine, devices, racks)
+    count = require_devices(problems, resolved, machine, devices, racks)
     problems.raise_if_any()
     shape = _shape_that_works(problems, resolved, count)
     hosts = -(-count // machine.host_devices)
@@ -119,31 +114,6 @@ def make_job(
         rack_hosts=max(1, machine.rack_devices // machine.host_devices),
         mesh=shape,
     )
-
-
-def _devices(problems: Problems, recipe: Recipe, machine: Hardware, devices: int | None, racks: int | None) -> int:
-    """How many devices are meant; what is wrong with the number is added."""
-    problems.require(
-        devices is None or racks is None, "--racks", racks, f"is given beside --devices {devices}", "keep one of them"
-    )
-    lengths = [getattr(recipe.mesh, axis) for axis in MESH_AXES]
-    if racks is not None:
-        count = racks * machine.rack_devices
-    elif devices is not None:
-        count = devices
-    else:
-        known = has_lengths(recipe.mesh) and -1 not in lengths
-        said = f"must be said: an axis of the recipe's mesh takes what is left ({recipe.mesh})"
-        problems.require(known, "--devices", None, said, "add --devices N or --racks N")
-        count = math.prod(lengths) if known else 1
-    problems.require(
-        1 <= count <= MOST_DEVICES, "devices", count, f"must be 1 to {MOST_DEVICES:,}", "see --devices, --racks"
-    )
-    whole = count <= machine.host_devices or count % machine.host_devices == 0
-    rule = f"must fill hosts of {machine.host_devices} devices, or be fewer than one has"
-    nearest = max(1, round(count / machine.host_devices)) * machine.host_devices
-    problems.require(whole, "devices", count, rule, f"use {nearest}, or --hardware of another machine")
-    return count
 
 
 def _shape_that_works(problems: Problems, recipe: Recipe, devices: int) -> dict[str, int]:

@@ -1,0 +1,95 @@
+"""Whether a plan fits a device, and the nearest setting that does. Plain Python, no JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from equimoe.axes import MESH_AXES
+from equimoe.hardware import Hardware
+from equimoe.parallel.mesh_fit import meshes_that_work
+from equimoe.parallel.program import Program
+from equimoe.plan.arithmetic import mesh_lengths
+from equimoe.plan.memory import Memory, memory_of
+from equimoe.recipe import Mesh, Recipe
+
+__all__ = ["ERROR", "USABLE", "Setting", "Verdict", "nearest_setting", "verdict"]
+
+Verdict = Literal["fits", "tight", "does not fit"]
+USABLE = 0.95  # of a device's memory; the driver and JAX's own arena keep the rest (XLA_PYTHON_CLIENT_MEM_FRACTION=.95)
+ERROR = 0.10  # of the estimate, either way: what tests hold it to, on CPUs
+_MOST_TRIED = 3000  # settings; one takes a millisecond
+_MORE_DEVICES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+def verdict(memory: Memory, machine: Hardware) -> Verdict:
+    """Whether it fits whatever the error of the estimate, only with luck, or not at all."""
+    usable = USABLE * machine.memory_bytes
+    if memory.peak_bytes * (1 + ERROR) <= usable:
+        return "fits"
+    return "tight" if memory.peak_bytes * (1 - ERROR) <= usable else "does not fit"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A recipe that fits, and what it changes, as it is typed."""
+
+    recipe: Recipe
+    devices: int
+    changes: tuple[str, ...]
+    verdict: Verdict
+
+
+def nearest_setting(recipe: Recipe, devices: int, machine: Hardware, program: Program) -> Setting | None:
+    """The least change that fits: first what leaves the run's numbers alone (micro-batches, then another mesh), then
+    more waves, then more devices. None: nothing tried does. Where nothing fits surely, the first that is tight."""
+    tight = None
+    for count, other in itertools.islice(_settings(recipe, devices), _MOST_TRIED):
+        found = verdict(memory_of(other, mesh_lengths(other.mesh, count), program), machine)
+        if found == "does not fit" or (found == "tight" and tight is not None):
+            continue
+        setting = Setting(other, count, tuple(_changes(recipe, other)), found)
+        if found == "fits":
+            return setting
+        tight = setting
+    return tight
+
+
+def _settings(recipe: Recipe, devices: int) -> Iterator[tuple[int, Recipe]]:
+    schedule, transport = recipe.schedule, recipe.transport
+    waves = [transport.waves * times for times in (1, 2, 4)] if transport.kind == "pooled_wave" else [transport.waves]
+    for count in (devices, *(devices * times for times in _MORE_DEVICES)):
+        asked = recipe.mesh if count == devices else dataclasses.replace(recipe.mesh, replica=-1)
+        for number, more in itertools.product(waves, (1, 2, 4, 8, 16, 32, 64, 128)):
+            accumulation = schedule.accumulation * more
+            if schedule.batch_sequences % accumulation:
+                continue
+            meshes = meshes_that_work(asked, count, recipe.model, schedule.batch_sequences, accumulation=accumulation)
+            for mesh in itertools.islice(meshes, 1 if number > transport.waves or count > devices else 12):
+                yield count, _with(recipe, mesh, accumulation, number)
+
+
+def _with(recipe: Recipe, mesh: Mesh, accumulation: int, waves: int) -> Recipe:
+    return dataclasses.replace(
+        recipe,
+        mesh=mesh,
+        schedule=dataclasses.replace(recipe.schedule, accumulation=accumulation),
+        transport=dataclasses.replace(recipe.transport, waves=waves),
+    )
+
+
+def _changes(before: Recipe, after: Recipe) -> Sequence[str]:
+    """What differs, as overrides."""
+    changes = [
+        f"mesh.{axis}={getattr(after.mesh, axis)}"
+        for axis in MESH_AXES
+        if getattr(after.mesh, axis) != getattr(before.mesh, axis)
+    ]
+    if after.schedule.accumulation != before.schedule.accumulation:
+        changes.append(f"schedule.accumulation={after.schedule.accumulation}")
+    if after.transport.waves != before.transport.waves:
+        changes.append(f"transport.waves={after.transport.waves}")
+    return changes
