@@ -40,7 +40,7 @@ from equimoe.parallel.transports.slots import (
     ranked,
 )
 
-__all__ = ["SenderPlan", "plan_pools", "pooled_wave"]
+__all__ = ["SenderPlan", "place_arrivals", "plan_pools", "pooled_wave", "receiver_room"]
 
 NONE = (1 << 16) - 1  # the expert of an empty slot: the largest number that a 16-bit header holds
 
@@ -111,9 +111,8 @@ def pooled_wave(
     shards, every = jax.lax.axis_size(axis), jax.lax.axis_size(axis) * assigned.selected.size
     here = experts_in_all // shards
     plan = plan_pools(assigned, experts_in_all, shards, waves=waves, factor=transport_factor)
-    rows = largest_capacity(every, receiver_factor, experts_in_all * waves, shards * plan.pool_rows)
     everyone = jax.lax.psum(jnp.sum(plan.order.sizes), axis)
-    room = capacity(everyone, receiver_factor, experts_in_all * waves, rows)
+    rows, room = receiver_room(plan, everyone, every, experts_in_all, shards, factor=receiver_factor)
 
     @jax.checkpoint
     def one_wave(experts, x, weights, wave):
@@ -121,7 +120,7 @@ def pooled_wave(
             slots, expert = plan.of_wave(wave)
             pools = dispatch(x, slots).reshape(shards, plan.pool_rows, -1)
             arrived, expert = _exchange_with_experts(pools, expert.reshape(shards, -1), axis)
-            there, dropped = _at_receiver(expert, here, rows, room)
+            there, dropped = place_arrivals(expert, here, rows, room)
             to, back = there.assignment_of_slot, there.slot_of_assignment[:, 0]
             buffer = gather(arrived.reshape(-1, x.shape[-1]), to, back)
         with jax.named_scope("experts"):
@@ -139,7 +138,16 @@ def pooled_wave(
     return y, Counts(asked, jnp.sum(plan.order.sizes) - plan.kept(), at_receiver, assigned.skipped())
 
 
-def _at_receiver(
+def receiver_room(
+    plan: SenderPlan, everyone: Int32[Array, ""], every: int, experts: int, shards: int, *, factor: float
+) -> tuple[int, Int32[Array, ""]]:
+    """Rows of an expert's buffer for one wave, and how many may be filled: of `everyone`, all valid assignments of all
+    senders, which have `every` in all."""
+    rows = largest_capacity(every, factor, experts * plan.waves, shards * plan.pool_rows)
+    return rows, capacity(everyone, factor, experts * plan.waves, rows)
+
+
+def place_arrivals(
     expert: Int32[Array, "S C"], experts: int, rows: int, room: Int32[Array, ""]
 ) -> tuple[Slots, Int32[Array, ""]]:
     """Slots of the rows that arrived (K = 1; row s * C + c), and how many found no room.
