@@ -112,7 +112,10 @@ def pooled_wave(
     here = experts_in_all // shards
     plan = plan_pools(assigned, experts_in_all, shards, waves=waves, factor=transport_factor)
     everyone = jax.lax.psum(jnp.sum(plan.order.sizes), axis)
-    rows, room = receiver_room(plan, everyone, every, experts_in_all, shards, factor=receiver_factor)
+    arriving = shards * plan.pool_rows
+    rows, room = receiver_room(
+        everyone, every, experts=experts_in_all, waves=waves, arriving=arriving, factor=receiver_factor
+    )
 
     @jax.checkpoint
     def one_wave(experts, x, weights, wave):
@@ -139,12 +142,14 @@ def pooled_wave(
 
 
 def receiver_room(
-    plan: SenderPlan, everyone: Int32[Array, ""], every: int, experts: int, shards: int, *, factor: float
+    everyone: Int32[Array, ""], every: int, *, experts: int, waves: int, arriving: int, factor: float
 ) -> tuple[int, Int32[Array, ""]]:
-    """Rows of an expert's buffer for one wave, and how many may be filled: of `everyone`, all valid assignments of all
-    senders, which have `every` in all."""
-    rows = largest_capacity(every, factor, experts * plan.waves, shards * plan.pool_rows)
-    return rows, capacity(everyone, factor, experts * plan.waves, rows)
+    """Rows of an expert's buffer for one wave, of the `arriving`, and how many may be filled.
+
+    `everyone`: valid assignments of all senders, which have `every` with padding.
+    """
+    rows = largest_capacity(every, factor, experts * waves, arriving)
+    return rows, capacity(everyone, factor, experts * waves, rows)
 
 
 def place_arrivals(
