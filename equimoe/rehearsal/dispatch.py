@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -28,27 +27,9 @@ from equimoe.parallel.transports.capacity import largest_capacity
 from equimoe.parallel.transports.pooled_wave import place_arrivals, plan_pools, receiver_room
 from equimoe.parallel.transports.ragged import plan_chunks
 from equimoe.parallel.transports.slots import Assignments
+from equimoe.rehearsal.rules import Rule
 
-__all__ = ["TRANSPORTS", "Dropped", "Rule", "TransportName", "count_dropped", "per_expert"]
-
-TransportName = Literal["pooled_wave", "ragged", "per_cell"]
-TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A transport and its room. `ragged` and `per_cell` have the receiver's factor alone, which is theirs."""
-
-    transport: TransportName
-    receiver_factor: float
-    transport_factor: float
-    waves: int = 3
-
-    @property
-    def capacity(self) -> str:
-        """As it is printed: the sender's and the receiver's factor where they differ."""
-        two = self.transport == "pooled_wave" and self.transport_factor != self.receiver_factor
-        return f"{self.transport_factor:g}/{self.receiver_factor:g}" if two else f"{self.receiver_factor:g}"
+__all__ = ["Dropped", "count_dropped", "per_expert"]
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from jaxtyping import Float64, Int32
 
 from equimoe.errors import Problems
 
-__all__ = ["TAIL", "RoutingModel", "document_ends", "draw"]
+__all__ = ["LARGEST_SKEW", "TAIL", "RoutingModel", "choose", "document_ends", "draw"]
 
 # Degrees of freedom: how heavy the tails of preferences are. With normal ones (infinity) a skew that drops 7 % at 2
 # documents a shard drops a tenth of what was seen at 16; 5 gives both (`equimoe.rehearsal.drops`).
@@ -58,7 +58,9 @@ class RoutingModel:
         problems.require(self.tail > 0, "tail", self.tail, "must be above 0", "5 is the default, infinity is normal")
         problems.raise_if_any()
 
-    def preferences(self, documents: int, imbalance: Float64[np.ndarray, " E"], rng: np.random.Generator):
+    def preferences(
+        self, documents: int, imbalance: Float64[np.ndarray, " E"], rng: np.random.Generator
+    ) -> Float64[np.ndarray, "documents E"]:
         """Of every document and expert, float64."""
         shape = (documents, imbalance.shape[0])
         noise = rng.standard_normal(shape) if math.isinf(self.tail) else rng.standard_t(self.tail, shape)
@@ -88,11 +90,16 @@ def draw(
     for shard, its_seed in enumerate(of_shards):
         of_documents, of_tokens = (np.random.default_rng(each) for each in its_seed.spawn(2))
         preference = model.preferences(documents, imbalance, of_documents)
-        selected[shard] = _of_tokens(preference, np.diff([0, *ends]), per_token, of_tokens)
+        selected[shard] = choose(preference, np.diff([0, *ends]).tolist(), per_token, of_tokens)
     return selected
 
 
-def _of_tokens(preference, lengths, per_token: int, rng: np.random.Generator) -> Int32[np.ndarray, "T K"]:
+def choose(
+    preference: Float64[np.ndarray, "documents E"],
+    lengths: Sequence[int],
+    per_token: int,
+    rng: np.random.Generator,
+) -> Int32[np.ndarray, "T K"]:
     """K experts for each token without repetition, in proportion to exp(preference) of its document."""
     share = np.exp(preference - preference.max(axis=1, keepdims=True))
     share /= share.sum(axis=1, keepdims=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equimoe.rehearsal.dispatch import Rule, count_dropped, per_expert
+from equimoe.rehearsal.dispatch import count_dropped, per_expert
+from equimoe.rehearsal.rules import Rule
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "parallel"))
 import drops_by_hand  # noqa: E402
