@@ -19,8 +19,8 @@ documents alone make the hero's ragged transport drop anything: its room is over
 even. What is left must be common to all documents of a step: `imbalance` of 0.1.
 
 The context of the 65,536-token figure is not published in full: it is taken as per_cell at a capacity of 1.15, where
-the model drops 7 to 8 % at 4,096, 65,536 tokens a shard. No part of this says when in a run: early steps drop more, and a
-skew that grows with training is not modelled.
+the model drops 7 to 8 % at 4,096, with 65,536 tokens a shard. Nothing here says when in a run: early steps drop more,
+and a skew that grows with training is not modelled.
 
 Cost: about 4 s a trial and capacity of pooled wave with 64 shards x 8,192 tokens x 8 experts; 40 s and 1 GB for all
 65,536 tokens of a shard.

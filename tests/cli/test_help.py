@@ -19,6 +19,7 @@ EXAMPLES = {
     ("recipes",): "equimoe recipes copy tiny mine.py",
     ("recipes", "copy"): "equimoe recipes copy tiny mine.py",
     ("show",): "equimoe show mine.py model.num_experts=32 --json",
+    ("drops",): "equimoe drops hero --load tiny --data 'docs/**/*.md' --json",
     ("data",): "equimoe data show tiny --data 'docs/*.md'",
     ("data", "show"): "equimoe data show tiny 3 --data 'docs/*.md,notes.jsonl'",
     ("export",): "equimoe export tiny tiny-export",
