@@ -1,12 +1,12 @@
 """`equimoe drops`: how many assignments a mesh would drop, before there is one.
 
 The routing model (`rehearsal.routing`) stands for the router, the transports' own code (`rehearsal.dispatch`) decides.
-Its numbers come from four public figures of Marin's runs, and three more came out of it that were not used:
+Its three numbers come from three public figures of Marin's runs, and four more came out of it that were not used:
 
     figure                                                            published   model
-    per_cell 2.5, 128 experts, 2 documents of 8,192 tokens a shard         7 %    skew is set by it
-    per_cell 2.5, 128 experts, 16 documents of 4,096                    0.27 %    `TAIL` is set by it
-    ragged 1.15, the hero's step 6,000, 16 rows of 4,096               0.018 %    imbalance is set by it
+    per_cell 2.5, 128 experts, 2 documents of 8,192 tokens a shard         7 %    7.0 %, sets the skew
+    per_cell 2.5, 128 experts, 16 documents of 4,096                    0.27 %    0.29 %, sets `TAIL`
+    ragged 1.15, the hero's step 6,000, 16 rows of 4,096               0.018 %    0.017 %, sets the imbalance
     pooled_wave 1.15, the same                                          2.67 %    2.6 %
     per_cell 1.0, 128 experts, 2 documents of 8,192                     22.1 %    25 %
     4,096 to 65,536 tokens of context, a run at 7 %                       40 %    27 %
@@ -22,7 +22,7 @@ The context of the 65,536-token figure is not published in full: it is taken as 
 the model drops 7 to 8 % at 4,096, with 65,536 tokens a shard. Nothing here says when in a run: early steps drop more,
 and a skew that grows with training is not modelled.
 
-Cost: about 4 s a trial and capacity of pooled wave with 64 shards x 8,192 tokens x 8 experts; 40 s and 1 GB for all
+Cost: about 4 s a trial and capacity of pooled wave with 64 shards x 8,192 tokens x 8 experts; 45 s and 1 GB for all
 65,536 tokens of a shard.
 """
 

@@ -24,6 +24,7 @@ from equimoe.data.rows import Batch, heldout_batches
 from equimoe.data.store import TokenStore
 from equimoe.errors import EquimoeError
 from equimoe.hub.load import load, local_folder
+from equimoe.hub.source import find_source
 from equimoe.model.transformer import Transformer, forward
 from equimoe.parallel.capabilities import capabilities
 from equimoe.parallel.compile_cache import enable_compile_cache
@@ -49,7 +50,7 @@ def skew_of_source(source: str | Path, data: tuple[str, ...], *, seed: int, log:
     `found`: `step`, `revision` and `force` of the source, `text_field` and `max_bytes` of the data.
     """
     enable_compile_cache()
-    folder = local_folder(source, found.get("revision"), force=found.get("force", False))
+    folder = local_folder(find_source(str(source)), found.get("revision"), force=found.get("force", False))
     of_run = (folder / "recipe.json").exists()
     if not (data or of_run):
         raise EquimoeError("--load", "is a model and brings no text", "Add --data PATHS", value=str(source))

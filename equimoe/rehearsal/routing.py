@@ -37,6 +37,7 @@ __all__ = ["LARGEST_SKEW", "TAIL", "RoutingModel", "choose", "document_ends", "d
 # documents a shard drops a tenth of what was seen at 16; 5 gives both (`equimoe.rehearsal.drops`).
 TAIL = 5.0
 _CONCENTRATED = 0.9  # share of the K - 1 likeliest experts from which on repeated draws would take too long
+_SMALLEST_SHARE = 1e-300  # an arrival at that rate is still a finite time
 LARGEST_SKEW = 20.0  # far below this a document has its K experts and no other
 
 
@@ -136,7 +137,7 @@ def _first_of_a_race(share, tokens: int, per_token: int, rng) -> Int32[np.ndarra
 
     The definition itself, at E numbers a token.
     """
-    arrives = rng.standard_exponential((tokens, share.shape[0])) / np.maximum(share, np.finfo(np.float64).tiny)
+    arrives = rng.standard_exponential((tokens, share.shape[0])) / np.maximum(share, _SMALLEST_SHARE)
     some = np.argpartition(arrives, per_token - 1, axis=1)[:, :per_token]
     order = np.argsort(np.take_along_axis(arrives, some, axis=1), axis=1)
     return np.take_along_axis(some, order, axis=1).astype(np.int32)

@@ -67,7 +67,7 @@ def test_from_4k_to_65k_within_a_factor_of_two():
 
 @pytest.mark.slow
 def test_the_default_skew_is_the_fitted_one():
-    fitted = fit_skew(PUBLIC_RATE, AT_2, PUBLIC_RULE, imbalance=DEFAULT_IMBALANCE, seed=0, trials=6)
+    fitted = fit_skew(PUBLIC_RATE, AT_2, PUBLIC_RULE, imbalance=DEFAULT_IMBALANCE, seed=0, trials=3)
     assert abs(fitted.skew - DEFAULT_SKEW) < 0.03
 
 
