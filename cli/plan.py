@@ -116,7 +116,7 @@ def drops(
 
       equimoe drops hero
       equimoe drops hero --seq 4096,65536 --capacity 1.05,1.15,1.33 --shards 8,64 --plot drops.svg
-      equimoe drops hero --transport per_cell --capacity 2.5 --documents-per-shard 2,16 --fit public
+      equimoe drops hero --documents-per-shard 1,4,16,64 --transport ragged --fit public
       equimoe drops hero --load tiny --data 'docs/**/*.md' --json
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a rehearsal takes no GPU memory from a run

@@ -28,8 +28,9 @@ Cost: about 4 s a trial and capacity of pooled wave with 64 shards x 8,192 token
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +99,19 @@ class DropsReport:
     sampled_tokens: int  # drawn of them
     models: tuple[RoutingModel, ...]  # one a trial
     skew_source: str
-    layer_skews: tuple[float, ...]  # with --load
+    layers: tuple[RoutingModel, ...]  # of the model, with --load
     seed: int
     rows: tuple[Row, ...]
 
     @property
     def skew(self) -> float:
+        """Mean over the trials."""
         return float(np.mean([model.skew for model in self.models]))
+
+    @property
+    def imbalance(self) -> float:
+        """Mean over the trials."""
+        return float(np.mean([model.imbalance for model in self.models]))
 
     def lines(self) -> Iterator[str]:
         yield (
@@ -112,12 +119,13 @@ class DropsReport:
             + (f", of which {self.sampled_tokens:,} are drawn" if self.sampled_tokens < self.tokens else "")
         )
         yield (
-            f"skew {self.skew:.3g} ({self.skew_source}), imbalance {self.models[0].imbalance:.3g}, tail "
+            f"skew {self.skew:.3g} ({self.skew_source}), imbalance {self.imbalance:.3g}, tail "
             f"{self.models[0].tail:g}; {len(self.models)} trial{'s' * (len(self.models) > 1)}, seed {self.seed}; "
             "+- is the standard error of their mean"
         )
-        if self.layer_skews:
-            yield "skew by layer: " + " ".join(f"{skew:.2f}" for skew in self.layer_skews)
+        if self.layers:
+            yield "skew by layer: " + " ".join(f"{layer.skew:.2f}" for layer in self.layers)
+            yield "imbalance by layer: " + " ".join(f"{layer.imbalance:.2f}" for layer in self.layers)
         yield (
             f"  {'seq':>9}  {'documents':>9}  {'shards':>6}  {'transport':<11}  {'capacity':>9}  {'at sender':>10}"
             f"  {'at receiver':>11}  {'dropped':>10}  {'+-':>9}"
@@ -140,8 +148,10 @@ class DropsReport:
             "skew": self.skew,
             "skew_source": self.skew_source,
             "skew_of_trials": [model.skew for model in self.models],
-            "skew_of_layers": list(self.layer_skews),
-            "imbalance": self.models[0].imbalance,
+            "skew_of_layers": [layer.skew for layer in self.layers],
+            "imbalance": self.imbalance,
+            "imbalance_of_trials": [model.imbalance for model in self.models],
+            "imbalance_of_layers": [layer.imbalance for layer in self.layers],
             "tail": self.models[0].tail,
             "trials": len(self.models),
             "seed": self.seed,
@@ -149,27 +159,34 @@ class DropsReport:
         }
 
     def draw(self, path: Path) -> None:
-        """One picture: drop rate against documents a shard, a line a transport, capacity and number of shards."""
-        series: dict[tuple[int, Rule], list[tuple[int, Rate]]] = {}
-        for row in self.rows:
-            series.setdefault((row.case.shards, row.rule), []).append((row.case.documents, row.rates.total))
-        with picture(path) as axes:
-            for (shards, rule), points in series.items():
-                documents, rates = zip(*sorted(points, key=lambda point: point[0]), strict=True)
+        """One picture: drop rate against documents a shard. A colour for a rule, a dash for a number of shards."""
+        rules = list(dict.fromkeys(row.rule for row in self.rows))
+        sizes = list(dict.fromkeys(row.case.shards for row in self.rows))
+        documents = sorted({row.case.documents for row in self.rows})
+        with picture(path, width=9.0) as axes:
+            for number, (rule, shards) in enumerate(itertools.product(rules, sizes)):
+                rates = {
+                    r.case.documents: r.rates.total for r in self.rows if (r.rule, r.case.shards) == (rule, shards)
+                }
+                shown = sorted(rates.items())
                 axes.errorbar(
-                    documents,
-                    [100 * rate.mean for rate in rates],
-                    yerr=[100 * (rate.error or 0) for rate in rates],
+                    [each for each, _ in shown],
+                    [100 * rate.mean for _, rate in shown],
+                    yerr=[100 * (rate.error or 0) for _, rate in shown],
+                    color=f"C{number // len(sizes) % 10}",
+                    linestyle=("-", "--", ":", "-.")[number % len(sizes) % 4],
                     marker="o",
                     label=f"{rule.transport} {rule.capacity}, {shards} shards",
                 )
             axes.set_xscale("log", base=2)
+            axes.set_xticks(documents, [f"{each:,}" for each in documents])
             axes.set_yscale("symlog", linthresh=0.01)  # nothing dropped has its place too
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, max(1.0, 150 * max(row.rates.total.mean for row in self.rows)))
+            axes.yaxis.set_major_formatter("{x:g} %")
             axes.set_xlabel(f"documents a shard of {self.tokens:,} tokens (longer context: fewer)")
-            axes.set_ylabel("dropped assignments, %")
+            axes.set_ylabel("dropped assignments")
             axes.set_title(f"{self.recipe}: skew {self.skew:.3g} ({self.skew_source})")
-            axes.legend()
+            axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
 
 
 def rehearse_drops(recipe: Recipe, options: DropsOptions, log: Log = lambda line: None) -> DropsReport:
@@ -180,7 +197,7 @@ def rehearse_drops(recipe: Recipe, options: DropsOptions, log: Log = lambda line
     models, source, layers = _models(recipe, options, asked, log)
     rows, sampled = [], 0
     for number, case in enumerate(asked.cases, start=1):
-        log(f"{number} of {len(asked.cases)}: {case.documents:,} documents a shard, {case.shards} shards")
+        log(f"{number} of {len(asked.cases)}: documents a shard {case.documents:,}, shards {case.shards}")
         group = _group(recipe, asked.tokens, case).sampled(options.sample_tokens)
         sampled = max(sampled, group.tokens)
         found = measure(models, group, _rules(recipe, asked), seed=options.seed)
@@ -220,19 +237,21 @@ def _rules(recipe: Recipe, asked: Settings) -> list[Rule]:
 
 def _models(
     recipe: Recipe, options: DropsOptions, asked: Settings, log: Log
-) -> tuple[tuple[RoutingModel, ...], str, tuple[float, ...]]:
-    """A routing model for each trial, where its skew comes from, and the skew of each layer with --load."""
+) -> tuple[tuple[RoutingModel, ...], str, tuple[RoutingModel, ...]]:
+    """A routing model for each trial, where its skew comes from, and that of each layer with --load."""
     imbalance = DEFAULT_IMBALANCE if options.imbalance is None else options.imbalance
     drawing = {"imbalance": imbalance, "seed": options.seed, "trials": options.trials}
     if options.load is not None:
-        from equimoe.rehearsal.observed import skew_of_source
+        from equimoe.rehearsal.observed import routing_of_source
 
         reading = {name: getattr(options, name) for name in ("step", "revision", "force", "text_field", "max_bytes")}
-        layers = skew_of_source(options.load, options.data, seed=options.seed, log=log, **reading)
+        layers = routing_of_source(options.load, options.data, seed=options.seed, log=log, **reading)
+        if options.imbalance is not None:
+            layers = [replace(layer, imbalance=imbalance) for layer in layers]
         # A trial for each part of the layers, from the least to the most skewed: drops are not those of a mean skew.
-        of_trials = np.quantile(layers, (np.arange(options.trials) + 0.5) / options.trials)
-        models = tuple(RoutingModel(float(skew), imbalance) for skew in of_trials)
-        return models, f"mean over layers of {options.load}", tuple(layers)
+        ordered = sorted(layers, key=lambda layer: layer.skew)
+        models = tuple(ordered[(2 * n + 1) * len(layers) // (2 * options.trials)] for n in range(options.trials))
+        return models, f"mean over trials, each a layer of {options.load}", tuple(layers)
     if asked.fit_public:
         log("fitting the skew to the public 7 %")
         model = fit_skew(PUBLIC_RATE, PUBLIC_GROUP.sampled(options.sample_tokens), PUBLIC_RULE, **drawing)

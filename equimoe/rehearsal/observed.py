@@ -1,15 +1,17 @@
-"""The skew of a trained model's routing, layer by layer, estimated from documents that it reads.
+"""The skew and imbalance of a trained model's routing, layer by layer, estimated from documents that it reads.
 
 What is compared is how unevenly a piece of a document loads the experts: the mean over pieces and experts of
 |load - mean load of the expert|, a load of 1 being an even share. The skew of a layer is that at which the routing
 model, on pieces of the same lengths, is as uneven. The chance that a short piece is uneven without any skew is so in
-both; that neighbouring tokens choose alike is in the estimate, which comes out higher the shorter the pieces are.
+both; that neighbouring tokens choose alike is in the estimate, which comes out higher the shorter the pieces are. The
+imbalance is the spread of the logarithm of the experts' mean loads, without what so many pieces give by chance.
 
 Cost: one forward pass over at most `MOST_TOKENS` tokens, and 16 draws of as many.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -33,18 +35,21 @@ from equimoe.sampling.terminal import needed_tokenizer
 from equimoe.tasks.heldout import data_sets, run_sets
 from equimoe.tasks.options import named_paths
 
-__all__ = ["Loads", "estimate_skew", "loads_of", "skew_of_source"]
+__all__ = ["Loads", "estimate", "loads_of", "routing_of_source"]
 
 MOST_TOKENS = 200_000
 SHORTEST_PIECE = 32  # tokens: what is shorter says little about a document
 FEWEST_PIECES = 8
+_LEAST_LOAD = 0.01
 _GRID = np.linspace(0.0, 3.0, 16)  # skews that are drawn; between them straight lines
 
 Log = Callable[[str], None]
 Loads = tuple[Float64[np.ndarray, "layers pieces E"], Int64[np.ndarray, " pieces"]]
 
 
-def skew_of_source(source: str | Path, data: tuple[str, ...], *, seed: int, log: Log, **found: Any) -> list[float]:
+def routing_of_source(
+    source: str | Path, data: tuple[str, ...], *, seed: int, log: Log, **found: Any
+) -> list[RoutingModel]:
     """Of every layer of a run, an exported folder or a Hub id, on `data` (as `eval` takes it) or a run's own sets.
 
     `found`: `step`, `revision` and `force` of the source, `text_field` and `max_bytes` of the data.
@@ -63,7 +68,7 @@ def skew_of_source(source: str | Path, data: tuple[str, ...], *, seed: int, log:
         stores = run_sets(folder, log)
     loads, lengths = loads_of(model, stores)
     log(f"routing of {lengths.sum():,} tokens in {len(lengths):,} pieces of documents, {loads.shape[0]} layers")
-    return estimate_skew(loads, lengths, model.config.num_experts_per_tok, seed=seed)
+    return estimate(loads, lengths, model.config.num_experts_per_tok, seed=seed)
 
 
 def loads_of(model: Transformer, stores: Mapping[str, TokenStore]) -> Loads:
@@ -94,14 +99,24 @@ def loads_of(model: Transformer, stores: Mapping[str, TokenStore]) -> Loads:
     return np.stack(counts, axis=1) / even[None, :, None], of_piece
 
 
-def estimate_skew(
+def estimate(
     loads: Float64[np.ndarray, "layers pieces E"], lengths: Int64[np.ndarray, " pieces"], per_token: int, *, seed: int
-) -> list[float]:
-    """Of each layer the skew at which the routing model is as uneven on pieces of these lengths."""
+) -> list[RoutingModel]:
+    """Of each layer the skew at which the routing model is as uneven on pieces of these lengths, and the imbalance."""
     rng = np.random.SeedSequence((seed, loads.shape[2]))
     modelled = np.asarray([_drawn(skew, lengths, loads.shape[2], per_token, rng) for skew in _GRID])
     modelled = np.maximum.accumulate(modelled)  # more skew is never less uneven: what says otherwise is chance
-    return [float(np.interp(_uneven(layer), modelled, _GRID)) for layer in loads]
+    return [
+        RoutingModel(float(np.interp(_uneven(layer), modelled, _GRID)), _imbalance(layer, lengths)) for layer in loads
+    ]
+
+
+def _imbalance(loads: Float64[np.ndarray, "pieces E"], lengths: Int64[np.ndarray, " pieces"]) -> float:
+    """Standard deviation over experts of log(mean load); an expert that nobody wants counts as one wanted a little."""
+    share = lengths / lengths.sum()
+    mean = share @ loads
+    by_chance = float((share**2 @ (loads - mean) ** 2).mean())
+    return math.sqrt(max(float(np.log(np.maximum(mean, _LEAST_LOAD)).var()) - by_chance, 0.0))
 
 
 def _uneven(loads: Float64[np.ndarray, "pieces E"]) -> float:

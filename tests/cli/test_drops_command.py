@@ -14,7 +14,7 @@ def test_table_on_stdout_progress_on_stderr(cli):
     assert code == 0
     assert out.splitlines()[0] == "tiny: 16 experts, 2 a token; 2,048 tokens a shard, of which 64 are drawn"
     assert out.splitlines()[-1].split()[:5] == ["-", "2", "4", "per_cell", "1.15"]
-    assert "1 of 1: 2 documents a shard, 4 shards" in err
+    assert "1 of 1: documents a shard 2, shards 4" in err
 
 
 def test_json_and_changes_of_the_recipe(cli):
@@ -45,7 +45,7 @@ def test_a_fit_and_its_picture(cli, tmp_path):
         (("--shards", "5", "--capacity", "-1"), "drops, 2 problems"),
         (("--transport", "pigeon"), "--transport ('pigeon'): must be one of pooled_wave, ragged, per_cell"),
         (("--seq", "3"), "--seq (3): must divide the tokens of a shard (2,048)"),
-        (("--load", "nowhere"), "src ('nowhere'): must be a run"),
+        (("--load", "nowhere"), "run ('runs/nowhere'): must be a folder that holds recipe.json"),
         (("--plot", "drops.txt"), "picture ('drops.txt'): must end in one of"),
         (("--skew", "1", "--load", "x"), "each say where the skew comes from"),
     ],

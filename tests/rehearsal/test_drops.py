@@ -6,7 +6,6 @@ import dataclasses
 import math
 import statistics
 
-import numpy as np
 import pytest
 
 from equimoe import EquimoeError
@@ -189,8 +188,8 @@ def test_the_skew_of_a_run_is_taken_layer_by_layer(tiny, monkeypatch):
     monkeypatch.setattr("equimoe.rehearsal.observed.SHORTEST_PIECE", 8)
     options = DropsOptions(load=str(tiny.run), transport="per_cell", shards="2", capacity="1.5", **QUICK)
     found = rehearse_drops(recipe("tiny"), options)
-    layers = found.to_dict()["skew_of_layers"]
-    assert len(layers) == tiny.recipe.model.num_hidden_layers
-    # Two trials: the skews a quarter and three quarters of the way from the least layer to the most.
-    assert [m.skew for m in found.models] == pytest.approx(np.quantile(layers, [0.25, 0.75]).tolist())
+    facts, layers = found.to_dict(), tiny.recipe.model.num_hidden_layers
+    assert layers == 2 == len(facts["skew_of_layers"]) == len(facts["imbalance_of_layers"])
+    assert facts["skew_of_trials"] == sorted(facts["skew_of_layers"])  # two trials: the less and the more skewed layer
+    assert sorted(facts["imbalance_of_trials"]) == sorted(facts["imbalance_of_layers"])
     assert "skew by layer" in "\n".join(found.lines())

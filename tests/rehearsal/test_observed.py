@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from equimoe.errors import EquimoeError
-from equimoe.rehearsal.observed import estimate_skew, loads_of, skew_of_source
+from equimoe.rehearsal.observed import estimate, loads_of, routing_of_source
 
 
 def loads_by_definition(skew: float, experts: int, per_token: int, lengths: np.ndarray, seed: int) -> np.ndarray:
@@ -25,15 +25,18 @@ def test_the_skew_of_known_draws_is_found_layer_by_layer():
     lengths = np.random.default_rng(3).integers(40, 200, 120)
     true = [0.0, 0.3, 0.64, 1.5]
     loads = np.stack([loads_by_definition(s, experts, per_token, lengths, n) for n, s in enumerate(true)])
-    found = estimate_skew(loads, lengths, per_token, seed=0)
-    assert abs(np.asarray(found) - true).max() < 0.12
-    assert found[:1] == estimate_skew(loads[:1], lengths, per_token, seed=0)
+    found = estimate(loads, lengths, per_token, seed=0)
+    assert abs(np.asarray([layer.skew for layer in found]) - true).max() < 0.12
+    assert max(layer.imbalance for layer in found[:3]) < 0.06  # there is none, but for chance
+    assert found[:1] == estimate(loads[:1], lengths, per_token, seed=0)
 
 
 def test_the_same_popular_experts_everywhere_are_no_skew():
     lengths = np.full(80, 256)
-    loads = loads_by_definition(0.0, 16, 2, lengths, 0) * np.linspace(0.5, 1.5, 16)
-    assert estimate_skew(loads[None], lengths, 2, seed=0)[0] < 0.12
+    popular = np.linspace(0.5, 1.5, 16)
+    found = estimate((loads_by_definition(0.0, 16, 2, lengths, 0) * popular)[None], lengths, 2, seed=0)[0]
+    assert found.skew < 0.12
+    assert found.imbalance == pytest.approx(np.log(popular).std(), abs=0.03)
 
 
 def test_loads_of_a_run_are_those_of_its_own_calls(tiny, monkeypatch):
@@ -68,4 +71,4 @@ def test_too_little_text_is_refused(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("EQUIMOE_CACHE", str(tiny.cache))
     (tmp_path / "one.txt").write_text("the router sends every token to some of many experts. " * 3)
     with pytest.raises(EquimoeError, match="at least 8 documents of 32 tokens"):
-        skew_of_source(tiny.run, (str(tmp_path / "one.txt"),), seed=0, log=lambda line: None)
+        routing_of_source(tiny.run, (str(tmp_path / "one.txt"),), seed=0, log=lambda line: None)
