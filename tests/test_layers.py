@@ -29,7 +29,8 @@ LAYERS = [
     ["evaluate", "sampling"],
     ["train"],
     ["hub"],  # above train: loading reads an export or a run
-    ["chat", "tasks", "bench", "launch", "rehearsal"],
+    ["chat", "tasks", "bench", "launch"],
+    ["rehearsal"],  # acts out what the others do, on routing of a loaded model too
     ["cli"],
     ["recipes"],
 ]

@@ -186,7 +186,7 @@ def rows_of(recipe: Recipe, shape: Mapping[MeshAxis, int], program: Program) -> 
         chunks = 2 if here % 2 == 0 else 1
         return Rows(here, chunk_rows(assignments, one.receiver_factor, shards, chunks), chunks, 0, assignments, 0)
     pool = pool_rows(assignments, one.transport_factor, shards, one.waves)
-    rows = expert_rows(assignments, one.receiver_factor, experts, shards, one.waves, pool)
+    rows = expert_rows(shards * assignments, one.receiver_factor, experts, one.waves, shards * pool)
     return Rows(here, here * rows, one.waves, shards * pool, 0, 0)
 
 

@@ -60,9 +60,10 @@ def pool_rows(assignments: int, factor: float, shards: int, waves: int) -> int:
     return largest_capacity(assignments, factor, shards * waves, assignments)
 
 
-def expert_rows(assignments: int, factor: float, experts: int, shards: int, waves: int, pool: int) -> int:
-    """Pooled wave: slots of an expert's buffer for one wave, of `shards` senders with `assignments` each."""
-    return largest_capacity(shards * assignments, factor, experts * waves, shards * pool)
+def expert_rows(every: int, factor: float, experts: int, waves: int, arriving: int) -> int:
+    """Pooled wave: slots of an expert's buffer for one wave, of `every` assignments of all senders; no more than the
+    slots that arrive in one."""
+    return largest_capacity(every, factor, experts * waves, arriving)
 
 
 def chunk_rows(assignments: int, factor: float, shards: int, chunks: int) -> int:

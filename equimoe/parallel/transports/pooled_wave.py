@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int, Int32
 
-from equimoe.parallel.transports.buffers import largest_capacity
+from equimoe.parallel.transports.buffers import expert_rows, pool_rows
 from equimoe.parallel.transports.capacity import capacity
 from equimoe.parallel.transports.local import even_layout
 from equimoe.parallel.transports.slots import (
@@ -41,7 +41,7 @@ from equimoe.parallel.transports.slots import (
     ranked,
 )
 
-__all__ = ["SenderPlan", "plan_pools", "pooled_wave"]
+__all__ = ["SenderPlan", "place_arrivals", "plan_pools", "pooled_wave", "receiver_room"]
 
 NONE = (1 << 16) - 1  # the expert of an empty slot: the largest number that a 16-bit header holds
 
@@ -80,7 +80,7 @@ class SenderPlan(eqx.Module):
 def plan_pools(assigned: Assignments, experts: int, shards: int, *, waves: int, factor: float) -> SenderPlan:
     """Ranks within each destination. A pool has ceil(factor * valid assignments / (shards * waves)) slots a wave."""
     size = assigned.selected.size
-    pool_rows = largest_capacity(size, factor, shards * waves, size)
+    rows = pool_rows(size, factor, shards, waves)
     # Padding is in a shard of its own, one past the last.
     destination, expert = jnp.divmod(assigned.expert(experts), experts // shards)
     order = ranked(destination.reshape(-1), shards)
@@ -88,9 +88,9 @@ def plan_pools(assigned: Assignments, experts: int, shards: int, *, waves: int, 
         expert=expert,
         destination=destination,
         order=order,
-        capacity=capacity(jnp.sum(order.sizes), factor, shards * waves, pool_rows),
+        capacity=capacity(jnp.sum(order.sizes), factor, shards * waves, rows),
         waves=waves,
-        pool_rows=pool_rows,
+        pool_rows=rows,
     )
 
 
@@ -112,9 +112,11 @@ def pooled_wave(
     shards, every = jax.lax.axis_size(axis), jax.lax.axis_size(axis) * assigned.selected.size
     here = experts_in_all // shards
     plan = plan_pools(assigned, experts_in_all, shards, waves=waves, factor=transport_factor)
-    rows = largest_capacity(every, receiver_factor, experts_in_all * waves, shards * plan.pool_rows)
     everyone = jax.lax.psum(jnp.sum(plan.order.sizes), axis)
-    room = capacity(everyone, receiver_factor, experts_in_all * waves, rows)
+    arriving = shards * plan.pool_rows
+    rows, room = receiver_room(
+        everyone, every, experts=experts_in_all, waves=waves, arriving=arriving, factor=receiver_factor
+    )
 
     @jax.checkpoint
     def one_wave(experts, x, weights, wave):
@@ -122,7 +124,7 @@ def pooled_wave(
             slots, expert = plan.of_wave(wave)
             pools = dispatch(x, slots).reshape(shards, plan.pool_rows, -1)
             arrived, expert = _exchange_with_experts(pools, expert.reshape(shards, -1), axis)
-            there, dropped = _at_receiver(expert, here, rows, room)
+            there, dropped = place_arrivals(expert, here, rows, room)
             to, back = there.assignment_of_slot, there.slot_of_assignment[:, 0]
             buffer = gather(arrived.reshape(-1, x.shape[-1]), to, back)
         with jax.named_scope("experts"):
@@ -140,7 +142,18 @@ def pooled_wave(
     return y, Counts(asked, jnp.sum(plan.order.sizes) - plan.kept(), at_receiver, assigned.skipped())
 
 
-def _at_receiver(
+def receiver_room(
+    everyone: Int32[Array, ""], every: int, *, experts: int, waves: int, arriving: int, factor: float
+) -> tuple[int, Int32[Array, ""]]:
+    """Rows of an expert's buffer for one wave, of the `arriving`, and how many may be filled.
+
+    `everyone`: valid assignments of all senders, which have `every` with padding.
+    """
+    rows = expert_rows(every, factor, experts, waves, arriving)
+    return rows, capacity(everyone, factor, experts * waves, rows)
+
+
+def place_arrivals(
     expert: Int32[Array, "S C"], experts: int, rows: int, room: Int32[Array, ""]
 ) -> tuple[Slots, Int32[Array, ""]]:
     """Slots of the rows that arrived (K = 1; row s * C + c), and how many found no room.

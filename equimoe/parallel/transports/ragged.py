@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
 from equimoe.parallel.capabilities import capabilities
-from equimoe.parallel.transports.buffers import largest_capacity
+from equimoe.parallel.transports.buffers import chunk_rows, largest_capacity
 from equimoe.parallel.transports.capacity import capacity
 from equimoe.parallel.transports.local import grouped_layout
 from equimoe.parallel.transports.ragged_exchange import Slices, exchange
@@ -37,7 +37,7 @@ from equimoe.parallel.transports.slots import (
     ranked,
 )
 
-__all__ = ["ChunkPlan", "plan_chunk", "ragged"]
+__all__ = ["ChunkPlan", "plan_chunk", "plan_chunks", "ragged"]
 
 
 class ChunkPlan(eqx.Module):
@@ -60,6 +60,24 @@ def plan_chunk(asked: Int32[Array, "S shards experts"], room: Int32[Array, ""]) 
     return ChunkPlan(sent=back(sent), arrives_at=back(start))
 
 
+def plan_chunks(
+    sizes: Int32[Array, "S E"], assignments: int, factor: float
+) -> tuple[Int32[Array, "S shards chunks experts"], list[ChunkPlan], int]:
+    """`sizes` cut by shard and chunk, the plan of each chunk, and the rows of a chunk's buffer.
+
+    `sizes`: what every device asks of every expert, of its `assignments` with padding.
+    """
+    shards = sizes.shape[0]
+    here = sizes.shape[1] // shards
+    chunks = 2 if here % 2 == 0 else 1
+    asked = sizes.reshape(shards, shards, chunks, here // chunks)
+    every = shards * assignments
+    most = largest_capacity(every, factor, shards, chunks * every)
+    room = -(-capacity(jnp.sum(asked), factor, shards, most) // chunks)
+    plans = [plan_chunk(asked[:, :, chunk], room) for chunk in range(chunks)]
+    return asked, plans, chunk_rows(assignments, factor, shards, chunks)  # never more than all rows of all devices
+
+
 def ragged(
     experts: Any,
     x: Float[Array, "T L"],
@@ -74,17 +92,10 @@ def ragged(
     `experts(rows, groups)` are those of this device; a slice of its arrays is a chunk of them.
     """
     shards, me = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
-    here = experts_in_all // shards
-    chunks = 2 if here % 2 == 0 else 1
     with jax.named_scope("dispatch"):
         expert = assigned.expert(experts_in_all)
         order = ranked(expert.reshape(-1), experts_in_all)
-        asked = jax.lax.all_gather(order.sizes, axis).reshape(shards, shards, chunks, here // chunks)
-        every = shards * expert.size
-        most = largest_capacity(every, factor, shards, chunks * every)
-        buffer_rows = -(-most // chunks)  # of a chunk: never more than all rows of all devices
-        room = -(-capacity(jnp.sum(asked), factor, shards, most) // chunks)
-        plans = [plan_chunk(asked[:, :, chunk], room) for chunk in range(chunks)]
+        asked, plans, buffer_rows = plan_chunks(jax.lax.all_gather(order.sizes, axis), expert.size, factor)
         sent = jnp.stack([plan.sent[me] for plan in plans], axis=1).reshape(-1)  # of this device, to every expert
         slots = _sorted_slots(expert, order, sent)
         rows = dispatch(x, slots)
@@ -96,7 +107,7 @@ def ragged(
             out = Slices(starts[me][:, chunk], plan.sent[me], plan.arrives_at[me], plan.sent[:, me])
             back = Slices(plan.arrives_at[:, me], plan.sent[:, me], starts[:, me, chunk], plan.sent[me])
             arrived = exchange(rows, out, back, buffer_rows, axis)
-        mine = jax.tree.map(lambda w, c=chunk: w.reshape(chunks, -1, *w.shape[1:])[c], experts)
+        mine = jax.tree.map(lambda w, c=chunk: w.reshape(len(plans), -1, *w.shape[1:])[c], experts)
         with jax.named_scope("experts"):
             arrived = _by_expert(mine, arrived, jnp.sum(plan.sent[:, me], axis=0))
         with jax.named_scope("combine"):
