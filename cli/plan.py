@@ -20,6 +20,66 @@ launch = typer.Typer(no_args_is_help=True)
 commands.add_typer(launch, name="launch", rich_help_panel=PANEL)
 
 
+DAYS, FAULTS, RESULT = "Time", "Faults and the finish date", "Result"
+Devices = Annotated[int | None, typer.Option(min=1, help="GPUs in all.", show_default="those of the recipe's mesh")]
+Racks = Annotated[
+    int | None,
+    typer.Option(min=1, help="Instead of them: racks of the hardware; given to a recipe with an argument racks."),
+]
+HardwareName = Annotated[
+    str, typer.Option("--hardware", metavar="NAME", help="Of hardware.toml, or FILE.toml:NAME of your own.")
+]
+
+
+@commands.command(rich_help_panel=PANEL)
+def plan(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    devices: Devices = None,
+    racks: Racks = None,
+    hardware: HardwareName = "gb200",
+    days: Annotated[
+        float | None, typer.Option(help="Wanted: which step and which MFU it takes.", rich_help_panel=DAYS)
+    ] = None,
+    efficiency: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SHARE",
+            help="Share of a data sheet's rate that is reached, say matmul=0.6; may be repeated.",
+            rich_help_panel=DAYS,
+        ),
+    ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Compile the step for as many devices; the hero's: a minute.")
+    ] = True,
+    drops: Annotated[bool, typer.Option("--drops/--no-drops", help="Draw what the transport would drop.")] = True,
+    fix: Annotated[
+        Path | None, typer.Option(metavar="FILE.py", help="Write the nearest recipe that fits.", rich_help_panel=RESULT)
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw memory and time.", rich_help_panel=RESULT)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plan a run on devices that are not here: bytes, traffic, time, days, drops, and what fits. Nothing is allocated.
+
+    Ends with 2 where a device's memory is exceeded, and names the nearest setting that fits.
+
+    [bold]Examples[/bold]
+
+      equimoe plan hero --racks 11
+      equimoe plan one_gpu --hardware h100 --days 3
+      equimoe plan mine.py mesh.expert=8 --devices 64 --hardware h200 --json
+      equimoe plan hero --hardware b200 --fix fits.py
+    """
+    from equimoe.rehearsal.whole_plan import WholePlan
+
+    asked = {"devices": devices, "racks": racks, "hardware": hardware, "days": days, "efficiency": efficiency or ()}
+    whole = WholePlan.make(recipe, overrides or (), **asked, compiled=compiled, drops=drops, picture=picture)
+    typer.echo(json.dumps(whole.to_dict(), indent=1) if as_json else "\n".join(whole.lines()))
+    whole.finish(fix)
+
+
 @launch.callback()
 def _launch() -> None:
     """Write the job file of a run for a scheduler; nothing is submitted.
@@ -31,14 +91,6 @@ def _launch() -> None:
     """
 
 
-Devices = Annotated[int | None, typer.Option(min=1, help="GPUs in all.", show_default="those of the recipe's mesh")]
-Racks = Annotated[
-    int | None,
-    typer.Option(min=1, help="Instead of them: racks of the hardware; given to a recipe with an argument racks."),
-]
-HardwareName = Annotated[
-    str, typer.Option("--hardware", metavar="NAME", help="Of hardware.toml, or FILE.toml:NAME of your own.")
-]
 JobRun = Annotated[
     str | None,
     typer.Option("--run", metavar="NAME_OR_PATH", help="The run's folder, on storage that all hosts share."),

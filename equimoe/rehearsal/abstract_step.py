@@ -95,7 +95,8 @@ def collectives_of(program: str) -> Iterator[Collective]:
             continue
         shapes = re.findall(r"(\w+)\[([\d,]*)\]", hit[1])
         size = sum(_ITEM_BYTES.get(kind, 4) * math.prod(map(int, filter(None, s.split(",")))) for kind, s in shapes)
-        found[hit[2], size, _group(line)] += times
+        if (group := _group(line)) != 1:  # a sum over axes of length 1 is written down, and moves nothing
+            found[hit[2], size, group] += times
     for (kind, size, group), times in sorted(found.items()):
         yield Collective(kind, times, size, group)
 

@@ -1,0 +1,127 @@
+"""What `equimoe plan` shows: the arithmetic of `plan.planning`, with what is rehearsed here beside it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from equimoe.errors import EquimoeError, Problems
+from equimoe.files import expanded
+from equimoe.hardware import hardware as hardware_named
+from equimoe.pictures import require_picture
+from equimoe.plan.duration import efficiencies
+from equimoe.plan.fixing import write_fitting
+from equimoe.plan.memory import GIB
+from equimoe.plan.planning import Plan, make_plan
+from equimoe.plan.report import draw, lines
+from equimoe.plan.target import require_devices, with_racks
+from equimoe.recipe.resolve import resolve
+from equimoe.rehearsal.expected import Rates
+from equimoe.rehearsal.proof import MOST_COMPILED, Proof, prove
+
+__all__ = ["WholePlan"]
+
+
+@dataclass(frozen=True)
+class WholePlan:
+    """A plan, what its transport is expected to drop, and its compiled step; None: not asked for."""
+
+    source: str
+    overrides: tuple[str, ...]
+    hardware: str
+    plan: Plan
+    drops: Rates | None
+    proof: Proof | None
+
+    @classmethod
+    def make(
+        cls,
+        source: str,
+        overrides: Sequence[str],
+        *,
+        devices: int | None,
+        racks: int | None,
+        hardware: str,
+        days: float | None = None,
+        efficiency: Sequence[str] = (),
+        compiled: bool = True,
+        drops: bool = True,
+        picture: Path | None = None,
+    ) -> WholePlan:
+        """Plan a recipe as it is named on the command line. EquimoeError before anything long, if it cannot be."""
+        picture = None if picture is None else expanded(str(picture))
+        if picture is not None:
+            require_picture(picture)
+        machine, shares = hardware_named(hardware), efficiencies(efficiency)
+        overrides = with_racks(source, overrides, devices, racks)
+        recipe = resolve(source, overrides).recipe
+        problems = Problems(f"plan of recipe {recipe.name!r} on {machine.name}")
+        count = require_devices(problems, recipe, machine, devices, racks, free=1)
+        problems.raise_if_any()
+        plan = make_plan(recipe, devices=count, machine=machine, shares=shares, wanted_days=days)
+        # First what pretends devices: it must be what starts JAX.
+        proof = prove(plan) if compiled and count <= MOST_COMPILED else None
+        found = cls(source, tuple(overrides), hardware, plan, _drops(plan) if drops else None, proof)
+        if picture is not None:
+            draw(plan, picture)
+        return found
+
+    def lines(self) -> list[str]:
+        """All of it, for a reader."""
+        shown = lines(self.plan)
+        if self.drops is not None:
+            shown += ["", _drops_line(self.plan, self.drops)]
+        if self.proof is not None:
+            shown += ["", *self.proof.lines()]
+        return shown
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, for programs."""
+        return {
+            **self.plan.to_dict(),
+            "drops": None if self.drops is None else asdict(self.drops),
+            "compiled": None if self.proof is None else self.proof.to_dict(),
+        }
+
+    def finish(self, fix: Path | None) -> None:
+        """Write the recipe that fits, if it is asked for. EquimoeError if the plan does not fit."""
+        plan, written = self.plan, ""
+        if fix is not None:
+            written = write_fitting(plan, self.source, list(self.overrides), self.hardware, expanded(str(fix)))
+            written = f"; {written}"
+        if plan.verdict != "does not fit":
+            if written:
+                print(written[2:], file=sys.stderr)
+            return
+        nearest = plan.nearest
+        if nearest is None:
+            remedy = "Use larger devices, more of them, or a smaller model"
+        else:
+            more = f" on {nearest.devices:,} devices" if nearest.devices != plan.devices else ""
+            remedy = f"Use {' '.join(nearest.changes)}{more}, the nearest setting that fits{written}"
+        raise EquimoeError(
+            "memory of one device",
+            f"holds {plan.machine.memory_bytes / GIB:,.1f} GiB, and the plan needs "
+            f"{plan.memory.peak_bytes / GIB:,.1f} GiB; the largest term is: {plan.largest_term}",
+            remedy,
+        )
+
+
+def _drops(plan: Plan) -> Rates:
+    from equimoe.rehearsal.drops import expected_drops
+
+    return expected_drops(plan.recipe, shards=plan.memory.mesh["expert"])
+
+
+def _drops_line(plan: Plan, drops: Rates) -> str:
+    one, published = plan.recipe.transport, plan.published
+    if one.kind == "local":
+        return "Drops: none, the local transport brings experts to tokens"
+    beside = "" if published is None else f"; the reference run: {published.dropped:.3%}"
+    return (
+        f"Drops, by a model of routing (`equimoe drops`): {drops.total.mean:.3%} of the assignments, "
+        f"{drops.sender.mean:.3%} at the sender and {drops.receiver.mean:.3%} at the receiver{beside}"
+    )
