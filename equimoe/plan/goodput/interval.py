@@ -21,7 +21,15 @@ import numpy as np
 from equimoe.plan.goodput.inputs import DAY, HOUR, Inputs
 from equimoe.plan.goodput.trial import NANO, Trial
 
-__all__ = ["IntervalPoint", "SaveInterval", "best_save_interval", "daly_seconds", "expected_days", "young_seconds"]
+__all__ = [
+    "IntervalPoint",
+    "SaveInterval",
+    "best_save_interval",
+    "daly_seconds",
+    "expected_days",
+    "idle_seconds",
+    "young_seconds",
+]
 
 _FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)  # of the best interval, for the curve
 _MOST_TERMS = 2_000_000
@@ -70,7 +78,8 @@ def expected_days(inputs: Inputs, steps_between_saves: int | None = None) -> flo
     Taken for granted: a spare is ready for every lost host, or the run waits for each repair; all racks are in use.
     """
     steps = steps_between_saves or _usual_steps(inputs)
-    return float(inputs.ideal_seconds / _kept_share(inputs, np.asarray([steps]))[0] / DAY)
+    kept = float(_kept_share(inputs, np.asarray([steps]))[0])
+    return inputs.ideal_seconds / kept / DAY if kept else math.inf
 
 
 def best_save_interval(inputs: Inputs, *, trials: int = 0, seed: int = 0) -> SaveInterval:
@@ -118,10 +127,14 @@ def _kept_share(inputs: Inputs, steps: np.ndarray) -> np.ndarray:
     up = max(0.0, 1 - (stops.hours * HOUR + restart) / (stops.every_hours * HOUR)) if stops else 1.0
     if inputs.mtbf_seconds == math.inf:
         return up * steps * inputs.step_seconds / between
-    swap_or_wait = inputs.swap_seconds if inputs.spare_hosts or inputs.fewer_racks else inputs.repair_hours * HOUR
-    idle = inputs.hang_share * inputs.detection_seconds + inputs.lost_share * swap_or_wait
     saves = _saves_kept(inputs, between, restart + inputs.write_seconds)
-    return up * steps * inputs.step_seconds * saves / (inputs.mtbf_seconds + idle)
+    return up * steps * inputs.step_seconds * saves / (inputs.mtbf_seconds + idle_seconds(inputs))
+
+
+def idle_seconds(inputs: Inputs) -> float:
+    """After a fault, on average, before the restart begins."""
+    swap_or_wait = inputs.swap_seconds if inputs.spare_hosts or inputs.fewer_racks else inputs.repair_hours * HOUR
+    return inputs.hang_share * inputs.detection_seconds + inputs.lost_share * swap_or_wait
 
 
 def _saves_kept(inputs: Inputs, between: np.ndarray, first: float) -> np.ndarray:

@@ -21,7 +21,7 @@ import numpy as np
 from equimoe.errors import EquimoeError, Problems
 from equimoe.pictures import picture
 from equimoe.plan.goodput.inputs import DAY, HOUR, Inputs
-from equimoe.plan.goodput.interval import SaveInterval, expected_days
+from equimoe.plan.goodput.interval import SaveInterval, expected_days, idle_seconds
 from equimoe.plan.goodput.trial import CAUSES, NANO, Trial
 
 __all__ = ["Goodput", "Spread", "WhatIf", "draw", "lines", "simulate", "to_dict", "what_ifs"]
@@ -94,9 +94,9 @@ def simulate(inputs: Inputs, *, trials: int = 200, seed: int = 0) -> Goodput:
         days=_spread(days),
         lost_days={cause: _spread(lost[:, CAUSES.index(cause)]) for cause in LABELS},
         goodput=_spread(ideal / days),
-        faults=_spread([trial.faults for trial in played]),
-        lost_steps=_spread([trial.lost_steps for trial in played]),
-        saves=_spread([trial.saves for trial in played]),
+        faults=_spread(np.array([trial.faults for trial in played])),
+        lost_steps=_spread(np.array([trial.lost_steps for trial in played])),
+        saves=_spread(np.array([trial.saves for trial in played])),
         days_of_trials=tuple(days.tolist()),
     )
 
@@ -104,7 +104,8 @@ def simulate(inputs: Inputs, *, trials: int = 200, seed: int = 0) -> Goodput:
 def what_ifs(inputs: Inputs, *, trials: int = 25, seed: int = 0) -> tuple[WhatIf, ...]:
     """The same faults with more or fewer spares; then on one rack fewer, with the same batch, its hosts spares or gone.
 
-    Its steps are longer by racks / (racks - 1). Nothing where there are no faults. Spares are anywhere: that a rack keeps its own is not modelled.
+    Its steps are longer by racks / (racks - 1). Without faults there is nothing to ask. A spare can stand in for any
+    host: that it may have to be of the same rack is not modelled.
     """
     if inputs.mtbf_hours is None:
         return ()
@@ -131,9 +132,8 @@ def what_ifs(inputs: Inputs, *, trials: int = 25, seed: int = 0) -> tuple[WhatIf
     return tuple(found)
 
 
-def _spread(values: Sequence[float] | np.ndarray) -> Spread:
-    array = np.asarray(values, dtype=float)
-    return Spread(float(array.mean()), *np.percentile(array, (5, 50, 95)).tolist())
+def _spread(values: np.ndarray) -> Spread:
+    return Spread(float(values.mean()), *np.percentile(values, (5, 50, 95)).tolist())
 
 
 def _require_trials(inputs: Inputs, trials: int, seed: int) -> None:
@@ -153,8 +153,8 @@ def _require_trials(inputs: Inputs, trials: int, seed: int) -> None:
         )
     slow, stops, looks = inputs.stragglers, inputs.planned_stops, inputs.evaluation_every_steps
     events = {
-        "faults": 6 * days * DAY / inputs.mtbf_seconds,
-        "evaluations": inputs.steps / looks if looks and inputs.evaluation_seconds else 0.0,
+        "faults": 6 * days * DAY / (inputs.mtbf_seconds + idle_seconds(inputs)),
+        "evaluations": inputs.steps / looks if looks else 0.0,
         "stragglers": 2 * inputs.ideal_seconds / HOUR * slow.share / slow.hours if slow else 0.0,
         "planned stops": days * DAY / HOUR / stops.every_hours if stops else 0.0,
     }

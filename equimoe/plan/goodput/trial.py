@@ -75,8 +75,7 @@ class Trial:
             _nanos, (inputs.step_seconds, inputs.save_seconds, inputs.write_seconds)
         )
         self._restart = _nanos(inputs.restart_seconds) + _nanos(inputs.restore_seconds)
-        looks = inputs.evaluation_every_steps
-        self._look_every = looks if looks and (inputs.evaluation_seconds or trace is not None) else _NEVER
+        self._look_every = inputs.evaluation_every_steps or _NEVER
         self._looked = 0  # what was due up to this step was evaluated
         self._last_save = 0  # when it began; or when the processes started
         self._durable, self._pending = self._mark(), None
