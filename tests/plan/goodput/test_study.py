@@ -45,7 +45,7 @@ def test_same_seed_same_numbers():
 
 
 def test_every_trial_adds_up_and_the_spread_is_that_of_the_trials():
-    inputs = Inputs(**HERO, hosts=176, spare_hosts=3, mtbf_hours=2112.0, planned_stops=PlannedStops(720.0, 12.0))
+    inputs = Inputs(**HERO, hosts=176, spare_hosts=9, mtbf_hours=2112.0, planned_stops=PlannedStops(720.0, 12.0))
     found = simulate(inputs, trials=20)
     mean = found.ideal_days + sum(spread.mean for spread in found.lost_days.values())
     assert found.days.mean == pytest.approx(mean, rel=1e-12)
@@ -54,7 +54,7 @@ def test_every_trial_adds_up_and_the_spread_is_that_of_the_trials():
     assert found.days.p50 == pytest.approx((days[9] + days[10]) / 2)
     assert days[0] <= found.days.p5 <= days[1] and days[18] <= found.days.p95 <= days[19]
     assert found.goodput.mean == pytest.approx(np.mean([found.ideal_days / one for one in days]))
-    # 81 to 90 days, so two stops of 12 hours (after 30 and 60 days), each with a restart of 15 minutes
+    # 80 to 90 days, so two stops of 12 hours (after 30 and 60 days), each with a restart of 15 minutes
     assert 80 < days[0] and days[-1] < 90
     assert found.lost_days["planned_stops"].p50 == pytest.approx(2 * 12.25 / 24, rel=1e-9)
 
@@ -127,7 +127,8 @@ def test_simulated_runs_agree_with_the_formula_and_with_its_best_interval():
     best = at[found.best_steps]
     assert best.minutes == pytest.approx(math.sqrt(2 * 60 * 12 * 3600) / 60, rel=0.05)  # Young
     for point in found.points:
-        assert point.simulated_days == pytest.approx(point.expected_days, rel=0.01)
+        # 150 faults lose half an interval each, give or take it: 12 runs are off by its square root over 12
+        assert point.simulated_days == pytest.approx(point.expected_days, abs=0.1 + point.minutes / 1440 * 150**0.5 / 2)
         if point is not best:
             assert point.simulated_days > best.simulated_days
 
