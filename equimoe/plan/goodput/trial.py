@@ -34,13 +34,17 @@ _DRAWN_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Event:
-    """What happened, for who writes it down. `steps`: from `step` to `to`, the last of them whole."""
+    """What happened, for who writes it down. `steps`: from `step` to `to`, begun at `clock`, each of `nanos`.
 
-    kind: str  # steps, saved, evaluated, fault, resumed, stopped
+    `save` and `waited`: training stood still for `nanos`, for the copy of the state and for the save before it.
+    `saved`: the save of `step` became durable, which may be in the middle of steps.
+    """
+
+    kind: str  # steps, save, waited, saved, evaluated, fault, stopped, resumed
     clock: int  # nanoseconds since the start
     step: int
     to: int = 0
-    step_nanos: int = 0
+    nanos: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class Trial:
         )
         self._restart = _nanos(inputs.restart_seconds) + _nanos(inputs.restore_seconds)
         self._look_every = inputs.evaluation_every_steps or _NEVER
+        self._evaluation = _nanos(inputs.evaluation_seconds)
         self._looked = 0  # what was due up to this step was evaluated
         self._last_save = 0  # when it began; or when the processes started
         self._durable, self._pending = self._mark(), None
@@ -142,7 +147,7 @@ class Trial:
         whole = self._spend(steps * one, STEPS)
         self._slow_left -= self.clock - before
         done = steps if whole else (self.clock - before) // one
-        self._note("steps", clock=before, to=self.step + done, step_nanos=one)
+        self._note("steps", clock=before, to=self.step + done, nanos=one)
         self._reached = self.step + done
         if whole:
             self._book_steps(steps, one)
@@ -169,6 +174,7 @@ class Trial:
         if not self._spend(self._save, SAVES):
             return False
         self.saves += 1
+        self._note("save", nanos=self._save)
         self._pending, self._durable_at = self._mark(), self.clock + self._write
         self._settle()
         return True
@@ -176,8 +182,10 @@ class Trial:
     def _wait_for_write(self) -> bool:
         """One save at a time is under way, and none when the run evaluates or stops."""
         if self._pending is not None:
-            if not self._spend(max(0, self._durable_at - self.clock), SAVES):
+            wait = max(0, self._durable_at - self.clock)
+            if not self._spend(wait, SAVES):
                 return False
+            self._note("waited", nanos=wait)
             self._settle()
         return True
 
@@ -191,12 +199,12 @@ class Trial:
         return self._look_every != _NEVER and due and self.step > self._looked
 
     def _look(self) -> bool:
-        if not (self._wait_for_write() and self._spend(_nanos(self.inputs.evaluation_seconds), EVALUATION)):
+        if not (self._wait_for_write() and self._spend(self._evaluation, EVALUATION)):
             return False
         self._looked = self.step
         if self._durable.step == self.step:  # its lines are kept: a resumed run does not evaluate this step again
             self._durable = self._mark()
-        self._note("evaluated")
+        self._note("evaluated", nanos=self._evaluation)
         return True
 
     def _stop(self) -> bool:
