@@ -31,7 +31,7 @@ _GRADIENT_SHARES = {"lm_head": 0.8, "attention": 0.4, "embedding": 0.3, "gated_n
 _TRUNCATED = 0.98658  # standard deviation of a normal that is cut off at 3 sigma
 
 
-def ladder_loss(flops: float | np.ndarray) -> float | np.ndarray:
+def ladder_loss(flops: float | np.ndarray) -> float | np.floating | np.ndarray:
     """Linf + A C^-alpha, by least squares of the logarithms through the anchors."""
     slope, intercept = np.polyfit([math.log(c) for c, _ in ANCHORS], [math.log(v - ASYMPTOTE) for _, v in ANCHORS], 1)
     return ASYMPTOTE + np.exp(intercept + slope * np.log(flops))
@@ -78,7 +78,7 @@ class Plausible:
         self._layers = np.cumsum(profile) / np.sum(profile)
         self._block, self._drawn = -1, {}
 
-    def smooth_loss(self, step: float | np.ndarray) -> float | np.ndarray:
+    def smooth_loss(self, step: int | np.ndarray) -> float | np.floating | np.ndarray:
         """Cross entropy without the noise of a batch: what a held-out set has."""
         most = math.log(self._recipe.model.vocab_size)
         law = (ladder_loss(self._flops * step) ** -_SHARPNESS + most**-_SHARPNESS) ** (-1 / _SHARPNESS)
