@@ -204,8 +204,6 @@ class _Writer:
             self._event("saved", event.clock, step=event.step, path=f"checkpoints/{event.step}")
         elif event.kind == "evaluated":
             self._evaluate(due_sets(self._recipe, event.step))
-            self.log.write("timing", {"step": self.step, "evaluation_seconds": event.nanos / NANO})
-            self._timed = False
         elif event.kind == "fault":
             self.faults += 1
             self._event("simulated_fault", step=event.step)
@@ -229,7 +227,8 @@ class _Writer:
                 self._pace(seconds)
             self._timed = True
             if step % self._recipe.evaluation.every_steps and step < self._inputs.steps:
-                self._evaluate(due_sets(self._recipe, step))  # the first step, and sets with a cadence of their own
+                # Of the first step, and of sets with a cadence of their own: no time of the simulated clock.
+                self._evaluate(due_sets(self._recipe, step))
             if step >= self._until and step < self._inputs.steps:
                 return False
         return True
@@ -254,6 +253,8 @@ class _Writer:
 
     def _evaluate(self, names: list[str]) -> None:
         """A line a set, and then one of means, as `train.scoring` writes them."""
+        if not names:
+            return
         for name in names:
             if name == "macro":
                 self.log.write("metrics", {"step": self.step, **self._means()})
@@ -268,6 +269,8 @@ class _Writer:
             if self._recipe.transport.kind != "local" and not self._recipe.transport.balanced:
                 line[f"eval_loss_as_trained/{name}"] = score.loss * 1.001
             self.log.write("metrics", line)
+        self.log.write("timing", {"step": self.step, "evaluation_seconds": self._inputs.evaluation_seconds})
+        self._timed = False
 
     def _means(self) -> dict[str, float | int]:
         sets = {name: self._score(name) for name in (HELDOUT, *self._recipe.evals)}
