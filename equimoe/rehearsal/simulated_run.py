@@ -32,6 +32,7 @@ from equimoe.files import aside, is_of_the_disk, sync_folder
 from equimoe.hardware import Hardware, hardware
 from equimoe.hub.new_folder import is_free, new_folder
 from equimoe.plan.goodput.inputs import Inputs
+from equimoe.plan.goodput.interval import refuse_endless
 from equimoe.plan.goodput.trial import NANO, Event, Trial
 from equimoe.recipe import Recipe
 from equimoe.recipe.recipe_json import new_provenance, recipe_to_json
@@ -75,6 +76,7 @@ def write_simulated_run(
     `machine`: whose peak MFU is of, GB200 if not said.
     """
     _require(recipe, inputs, seed, until_step)
+    refuse_endless(inputs)
     folder = new_folder(folder, "simulated run", _PREFIX)
     if not is_free(folder, "simulated run"):
         raise EquimoeError("simulated run", "its folder must be new or empty", "Name another", value=str(folder))

@@ -101,6 +101,21 @@ class Inputs:
                 "use a divisor, or 1",
             )
             problems.require(
+                not self.evaluation_seconds or self.evaluation_every_steps is not None,
+                "evaluation_seconds",
+                self.evaluation_seconds,
+                "needs evaluation_every_steps",
+                "say how often",
+            )
+            stops, restart = self.planned_stops, self.restart_seconds + self.restore_seconds
+            problems.require(
+                stops is None or stops.hours * HOUR + restart < stops.every_hours * HOUR,
+                "planned_stops.hours",
+                stops and stops.hours,
+                f"and a restart ({restart:g} s) must be below every_hours ({stops and stops.every_hours})",
+                "stop shorter, or less often",
+            )
+            problems.require(
                 not self.fewer_racks or self.racks > 1,
                 "fewer_racks",
                 self.fewer_racks,
@@ -156,14 +171,6 @@ def _require_amounts(problems: Problems, inputs: Inputs) -> None:
         elif name in from_0 or (name.endswith("_seconds") and name not in above_0):
             rule = f"must be a number from 0 to {_LARGEST_SECONDS / unit:.3g}"
             problems.require(_is_number(value) and 0 <= value <= _LARGEST_SECONDS / unit, name, value, rule, "use 0")
-    if stops and _is_number(stops.hours) and _is_number(stops.every_hours):
-        problems.require(
-            stops.hours < stops.every_hours,
-            "planned_stops.hours",
-            stops.hours,
-            f"must be below every_hours ({stops.every_hours})",
-            "stop shorter, or less often",
-        )
 
 
 def _require_shares(problems: Problems, inputs: Inputs) -> None:

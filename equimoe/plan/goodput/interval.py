@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equimoe.errors import EquimoeError
 from equimoe.plan.goodput.inputs import DAY, HOUR, Inputs
 from equimoe.plan.goodput.trial import NANO, Trial
 
@@ -32,7 +33,8 @@ __all__ = [
 ]
 
 _FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)  # of the best interval, for the curve
-_MOST_TERMS = 2_000_000
+_TERMS = 2000  # of a sum that are added one by one; the rest of it is an integral
+_LEAST_KEPT = 0.02  # of the time: a run that keeps less does not end in any time that is worth simulating
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,42 @@ def expected_days(inputs: Inputs, steps_between_saves: int | None = None) -> flo
     Taken for granted: a spare is ready for every lost host, or the run waits for each repair; all racks are in use.
     """
     steps = steps_between_saves or _usual_steps(inputs)
-    kept = float(_kept_share(inputs, np.asarray([steps]))[0])
+    kept = _kept(inputs, steps)
     return inputs.ideal_seconds / kept / DAY if kept else math.inf
+
+
+def keeps_enough(inputs: Inputs) -> bool:
+    """Whether so much of the time is kept that the run ends in a time that can be simulated."""
+    return _kept(inputs, _usual_steps(inputs)) >= _LEAST_KEPT
+
+
+def refuse_endless(inputs: Inputs) -> None:
+    """EquimoeError for a run that loses nearly all of its time, with the interval that would change that."""
+    if keeps_enough(inputs):
+        return
+    kept = _kept(inputs, _usual_steps(inputs))
+    best = _best_steps(inputs)
+    with_best = _kept(inputs, best)
+    faults = "" if inputs.mtbf_hours is None else f"with a fault every {duration(inputs.mtbf_seconds)} "
+    raise EquimoeError(
+        "goodput",
+        f"{faults}the run keeps {kept:.2g} of its time, below {_LEAST_KEPT:.0%}: it does not get anywhere",
+        f"Save every {best:,} steps, which keeps {with_best:.0%}"
+        if with_best >= _LEAST_KEPT
+        else "Restart faster, save in less time, or take hosts that fail less",
+    )
+
+
+def duration(seconds: float) -> str:
+    """In the largest unit of which there are two."""
+    for size, unit in ((DAY, "days"), (HOUR, "hours"), (60.0, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def _kept(inputs: Inputs, steps: int) -> float:
+    return float(_kept_share(inputs, np.asarray([steps]))[0])
 
 
 def best_save_interval(inputs: Inputs, *, trials: int = 0, seed: int = 0) -> SaveInterval:
@@ -88,6 +124,8 @@ def best_save_interval(inputs: Inputs, *, trials: int = 0, seed: int = 0) -> Sav
     if mtbf == math.inf:
         return SaveInterval(None, None, None, None, ())
     best = _best_steps(inputs)
+    if _kept(inputs, best) < _LEAST_KEPT:
+        refuse_endless(inputs)
     counts = sorted({min(inputs.steps, max(1, round(best * factor))) for factor in _FACTORS})
     return SaveInterval(
         best,
@@ -99,6 +137,7 @@ def best_save_interval(inputs: Inputs, *, trials: int = 0, seed: int = 0) -> Sav
                 steps, steps * one / 60, expected_days(inputs, steps), _simulated(inputs, steps, trials, seed)
             )
             for steps in counts
+            if _kept(inputs, steps) >= _LEAST_KEPT
         ),
     )
 
@@ -142,13 +181,13 @@ def _saves_kept(inputs: Inputs, between: np.ndarray, first: float) -> np.ndarray
     mtbf, shape = inputs.mtbf_seconds, inputs.weibull_shape
     if shape == 1:
         return np.exp(-first / mtbf) / np.expm1(np.minimum(between / mtbf, 700))
+    from scipy.special import gammaincc  # a dependency of JAX
+
     scale = mtbf / math.gamma(1 + 1 / shape)
-    until = scale * 30 ** (1 / shape)  # S is below 1e-13 there
-    found = np.empty(len(between))
-    for i, length in enumerate(between):
-        terms = min(_MOST_TERMS, max(1, math.ceil((until - first) / length)))
-        found[i] = np.exp(-(((first + length * np.arange(1, terms + 1)) / scale) ** shape)).sum()
-    return found
+    times = first + between[:, None] * np.arange(1, _TERMS + 1)
+    tail = ((first + between * (_TERMS + 0.5)) / scale) ** shape
+    # The integral of S from t on is the mean time between faults, times the upper gamma function at (t / scale)^shape.
+    return np.exp(-((times / scale) ** shape)).sum(axis=1) + mtbf * gammaincc(1 / shape, tail) / between
 
 
 def _step_seconds(inputs: Inputs) -> float:

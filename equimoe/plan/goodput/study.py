@@ -21,7 +21,14 @@ import numpy as np
 from equimoe.errors import EquimoeError, Problems
 from equimoe.pictures import picture
 from equimoe.plan.goodput.inputs import DAY, HOUR, Inputs
-from equimoe.plan.goodput.interval import SaveInterval, expected_days, idle_seconds
+from equimoe.plan.goodput.interval import (
+    SaveInterval,
+    duration,
+    expected_days,
+    idle_seconds,
+    keeps_enough,
+    refuse_endless,
+)
 from equimoe.plan.goodput.trial import CAUSES, NANO, Trial
 
 __all__ = ["Goodput", "Spread", "WhatIf", "draw", "lines", "simulate", "to_dict", "what_ifs"]
@@ -39,7 +46,6 @@ LABELS = {
 }
 assert {"steps", *LABELS} == set(CAUSES)
 SPARES = (0, 1, 2, 4, 8, 16)
-_LEAST_KEPT = 0.02  # of the time: a run that keeps less does not end in any time that is worth simulating
 _MOST_EVENTS = 1e7  # of all trials; about 20 us each
 
 
@@ -72,11 +78,13 @@ class Goodput:
 
 @dataclass(frozen=True)
 class WhatIf:
+    """None where such a run would not get anywhere."""
+
     name: str
     hosts: int
     spare_hosts: int
-    days: Spread
-    goodput: Spread
+    days: Spread | None
+    goodput: Spread | None
 
 
 def simulate(inputs: Inputs, *, trials: int = 200, seed: int = 0) -> Goodput:
@@ -127,8 +135,9 @@ def what_ifs(inputs: Inputs, *, trials: int = 25, seed: int = 0) -> tuple[WhatIf
         tried["one rack fewer, its hosts spare"] = with_more
     found = []
     for name, changed in tried.items():
-        result = simulate(changed, trials=trials, seed=seed)
-        found.append(WhatIf(name, changed.hosts, changed.spare_hosts, result.days, result.goodput))
+        result = simulate(changed, trials=trials, seed=seed) if keeps_enough(changed) else None
+        days, share = (result.days, result.goodput) if result else (None, None)
+        found.append(WhatIf(name, changed.hosts, changed.spare_hosts, days, share))
     return tuple(found)
 
 
@@ -142,15 +151,8 @@ def _require_trials(inputs: Inputs, trials: int, seed: int) -> None:
     problems.require(type(trials) is int and 1 <= trials <= 100_000, "trials", trials, "must be in 1 .. 100,000", "200")
     problems.require(type(seed) is int and 0 <= seed < 2**32, "seed", seed, "must be in 0 .. 4,294,967,295", "use 0")
     problems.raise_if_any()
+    refuse_endless(inputs)
     days = expected_days(inputs)
-    kept = inputs.ideal_seconds / DAY / days
-    if not kept > _LEAST_KEPT:
-        raise EquimoeError(
-            "goodput",
-            f"with a fault every {_duration(inputs.mtbf_seconds)} the run keeps {max(0.0, kept):.2g} of its time, "
-            f"below {_LEAST_KEPT:.0%}: it does not get anywhere",
-            "Save more often, restart faster, or take hosts that fail less",
-        )
     slow, stops, looks = inputs.stragglers, inputs.planned_stops, inputs.evaluation_every_steps
     events = {
         "faults": 6 * days * DAY / (inputs.mtbf_seconds + idle_seconds(inputs)),
@@ -176,7 +178,7 @@ def lines(goodput: Goodput, interval: SaveInterval | None = None, changed: Seque
     """All of it as a plain table."""
     inputs, days = goodput.inputs, goodput.days
     never = inputs.mtbf_hours is None
-    fault = "never" if never else f"every {_duration(inputs.mtbf_seconds)}: one of {inputs.hosts:,} hosts in"
+    fault = "never" if never else f"every {duration(inputs.mtbf_seconds)}: one of {inputs.hosts:,} hosts in"
     of_host = "" if never else f" {inputs.mtbf_hours:,.0f} hours each"
     runs = "1 simulated run" if goodput.trials == 1 else f"{goodput.trials:,} simulated runs"
     found = [
@@ -201,15 +203,19 @@ def lines(goodput: Goodput, interval: SaveInterval | None = None, changed: Seque
         found += ["", *_interval_lines(interval)]
     if changed:
         found += ["", f"  {'what if':<34}{'hosts':>8}{'days, mean':>14}{'95 %':>10}{'goodput':>12}"]
-        found += [
-            f"  {one.name:<34}{one.hosts:>8,}{one.days.mean:>14,.2f}{one.days.p95:>10,.2f}{one.goodput.mean:>12.2%}"
-            for one in changed
-        ]
+        found += [_what_if_line(one) for one in changed]
     return found
 
 
 def _row(name: str, spread: Spread, form: str) -> str:
     return f"  {name:<28}" + "".join(f"{getattr(spread, part):>12{form}}" for part in ("mean", "p5", "p50", "p95"))
+
+
+def _what_if_line(one: WhatIf) -> str:
+    start = f"  {one.name:<34}{one.hosts:>8,}"
+    if one.days is None:
+        return f"{start}{'does not get anywhere':>36}"
+    return f"{start}{one.days.mean:>14,.2f}{one.days.p95:>10,.2f}{one.goodput.mean:>12.2%}"
 
 
 def _interval_lines(interval: SaveInterval) -> list[str]:
@@ -226,13 +232,6 @@ def _interval_lines(interval: SaveInterval) -> list[str]:
             for point in interval.points
         ),
     ]
-
-
-def _duration(seconds: float) -> str:
-    for size, unit in ((DAY, "days"), (HOUR, "hours"), (60.0, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:,.1f} {unit}"
-    return f"{seconds:.3g} s"
 
 
 def _cadence(inputs: Inputs) -> str:

@@ -204,7 +204,7 @@ class Trial:
         self._looked = self.step
         if self._durable.step == self.step:  # its lines are kept: a resumed run does not evaluate this step again
             self._durable = self._mark()
-        self._note("evaluated", nanos=self._evaluation)
+        self._note("evaluated")
         return True
 
     def _stop(self) -> bool:

@@ -198,6 +198,9 @@ def test_going_on_with_fewer_racks_beats_waiting():
     ("changed", "trials", "said"),
     [
         ({"mtbf_hours": 0.05}, 200, "with a fault every 3.0 minutes the run keeps"),
+        # R = 15 min, M = 12, P = 215 steps = 60.2: exp(-R/M) P/M / (exp(P/M) - 1); a step is 0.28 min: exp(-R/M) 0.99
+        ({"mtbf_hours": 0.2, **CLEAN}, 200, "the run keeps 0.0096 of its time, below 2%: it does not get anywhere"),
+        ({"mtbf_hours": 0.2, **CLEAN}, 200, "Save every 1 steps, which keeps 28%"),
         ({"mtbf_hours": 1e-300}, 200, "with a fault every 3.6e-297 s the run keeps 0 of its time"),
         (
             {"mtbf_hours": 5.0, "steps": 2**31 - 1},
