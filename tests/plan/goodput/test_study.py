@@ -82,8 +82,8 @@ def test_the_published_run_of_176_nodes(faults_a_day):
     kept = math.exp(-rate * (1020 + 60)) / math.expm1(rate * (214 * 16.8 + 5))
     idle = 0.25 * 900 + 300
     by_hand = 390_251 * 16.8 / DAY * (1 / rate + idle) / (kept * 214 * 16.8)
-    found = simulate(inputs, trials=20)
-    error = np.std(found.days_of_trials) / math.sqrt(20)
+    found = simulate(inputs, trials=12)
+    error = np.std(found.days_of_trials) / math.sqrt(12)
     assert found.days.mean == pytest.approx(by_hand, abs=4 * error + 0.1)  # 0.1 day: permanent saves, and 215 for 214
     assert found.faults.mean == pytest.approx(
         faults_a_day * (found.days.mean - found.faults.mean * idle / DAY), rel=0.05
@@ -152,18 +152,21 @@ def test_the_best_interval_of_other_inputs():
 @pytest.mark.parametrize("shape", [0.6, 2.0])
 def test_weibull_faults_keep_their_mean_and_agree_with_the_formula(shape):
     inputs = Inputs(**HERO, mtbf_hours=12.0, weibull_shape=shape, restart_seconds=300.0, **CLEAN)
-    found = simulate(inputs, trials=20)
-    error = np.std(found.days_of_trials) / math.sqrt(20)
+    found = simulate(inputs, trials=10)
+    error = np.std(found.days_of_trials) / math.sqrt(10)
     assert found.days.mean == pytest.approx(expected_days(inputs), abs=4 * error + 0.15)
-    assert found.faults.mean == pytest.approx(2 * found.days.mean, rel=0.05)
+    relative = math.sqrt(math.gamma(1 + 2 / shape) / math.gamma(1 + 1 / shape) ** 2 - 1)  # deviation over mean
+    expected = 2 * found.days.mean
+    assert found.faults.mean == pytest.approx(expected, abs=4 * relative * math.sqrt(expected / 10))
 
 
 def test_stragglers_take_their_share():
     """5 % of the time in steps at 1.3 times the time: of it 0.05 * (1 - 1 / 1.3) is the slowing."""
-    found = simulate(Inputs(**HERO, stragglers=Stragglers(0.05, 1.3)), trials=20)
+    inputs = Inputs(**{**HERO, "steps": 100_000}, stragglers=Stragglers(0.05, 1.3, 0.25))
+    found = simulate(inputs, trials=15)
     slowing = 0.05 * (1 - 1 / 1.3)
-    assert found.lost_days["stragglers"].mean == pytest.approx(found.ideal_days * slowing / (1 - slowing), rel=0.05)
-    assert found.days.mean == pytest.approx(expected_days(Inputs(**HERO, stragglers=Stragglers(0.05, 1.3))), rel=0.001)
+    assert found.lost_days["stragglers"].mean == pytest.approx(found.ideal_days * slowing / (1 - slowing), rel=0.12)
+    assert found.days.mean == pytest.approx(expected_days(inputs), rel=0.002)
 
 
 def test_more_spares_and_one_rack_fewer():
@@ -219,12 +222,14 @@ def test_what_would_never_end_is_refused(changed, trials, said):
 
 
 def test_table_and_json_agree(tmp_path):
-    inputs = Inputs(**HERO, hosts=176, racks=11, spare_hosts=4, mtbf_hours=2112.0, save_seconds=5.0)
+    inputs = Inputs(
+        **{**HERO, "steps": 30_000}, hosts=176, racks=11, spare_hosts=4, mtbf_hours=2112.0, save_seconds=5.0
+    )
     found = simulate(inputs, trials=4)
     interval, changed = best_save_interval(inputs, trials=1), what_ifs(inputs, trials=1)
     text = "\n".join(lines(found, interval, changed))
     record = json.loads(json.dumps(to_dict(found, interval, changed), allow_nan=False))
-    assert "390,251 steps x 16.8 s = 75.88 days" in text
+    assert "30,000 steps x 16.8 s = 5.83 days" in text
     assert f"{record['days']['mean']:,.2f}" in text and f"{record['goodput']['p5']:.2%}" in text
     assert f"= {record['save_interval']['best_steps']:,} steps" in text
     assert f"{record['save_interval']['points'][0]['simulated_days']:,.2f}" in text

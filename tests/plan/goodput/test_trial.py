@@ -175,7 +175,7 @@ def test_what_the_causes_took_is_the_wall_clock_to_the_nanosecond(number):
     assert all(nanos > 0 for nanos in trial.ledger)  # every cause is there
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("steps", [None, 40])
 def test_saves_that_are_taken_at_once_change_nothing(number, steps):
     """A trial with a trace goes from save to save."""
@@ -216,7 +216,7 @@ def step_by_step(inputs: Inputs, number: int) -> tuple[float, int, int]:
     return now, faults, saves
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("spares", [0, 1, 3])
 def test_against_a_simulation_of_every_step(number, spares):
     inputs = Inputs(
