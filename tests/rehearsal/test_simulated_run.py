@@ -185,6 +185,12 @@ def test_what_does_not_belong_together_is_refused(recipe, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_that_would_never_end_is_not_begun(recipe, tmp_path):
+    with pytest.raises(EquimoeError, match="it does not get anywhere"):
+        write_simulated_run(recipe, inputs_of(recipe, mtbf_hours=0.001), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
 # ---- the numbers
 
 

@@ -178,8 +178,8 @@ def lines(goodput: Goodput, interval: SaveInterval | None = None, changed: Seque
     """All of it as a plain table."""
     inputs, days = goodput.inputs, goodput.days
     never = inputs.mtbf_hours is None
-    fault = "never" if never else f"every {duration(inputs.mtbf_seconds)}: one of {inputs.hosts:,} hosts in"
-    of_host = "" if never else f" {inputs.mtbf_hours:,.0f} hours each"
+    fault = "never" if never else f"every {duration(inputs.mtbf_seconds)}"
+    of_host = "" if never else f" ({inputs.mtbf_hours:,.4g} hours for each of {inputs.hosts:,} hosts)"
     runs = "1 simulated run" if goodput.trials == 1 else f"{goodput.trials:,} simulated runs"
     found = [
         f"Faults and the finish date ({runs}, seed {goodput.seed})",
@@ -224,6 +224,7 @@ def _interval_lines(interval: SaveInterval) -> list[str]:
     return [
         f"  best save interval {interval.best_minutes:,.1f} min of work = {interval.best_steps:,} steps; "
         f"Young {interval.young_minutes:,.1f} min, Daly {interval.daly_minutes:,.1f} min",
+        "  days by formula, for which a spare is always ready, and simulated",
         f"  {'  a save every':<28}{'steps':>12}{'days':>12}{'simulated':>12}",
         *(
             f"  {point.minutes:>22,.1f} min {'' if point.steps != interval.best_steps else '*':<1}{point.steps:>12,}"

@@ -186,6 +186,17 @@ def test_more_spares_and_one_rack_fewer():
     assert what_ifs(dataclasses.replace(inputs, mtbf_hours=None)) == ()
 
 
+def test_a_change_that_ends_the_run_for_good_is_said():
+    """A fault every 24 minutes, each waiting a day where there is no spare: 0.4 / 24.4 of the time is kept at most."""
+    inputs = Inputs(
+        **{**HERO, "steps": 500}, mtbf_hours=0.4, spare_hosts=100, save_every_minutes=2.0, restart_seconds=9.0
+    )
+    without, *others = what_ifs(inputs, trials=1)
+    assert (without.name, without.days, without.goodput) == ("0 spare hosts", None, None)
+    assert all(one.days is not None for one in others)
+    assert "does not get anywhere" in "\n".join(lines(simulate(inputs, trials=1), None, (without, *others)))
+
+
 def test_going_on_with_fewer_racks_beats_waiting():
     waits = Inputs(**{**HERO, "steps": 20_000}, hosts=176, racks=11, mtbf_hours=2112.0, repair_hours=24.0)
     goes_on = dataclasses.replace(waits, fewer_racks=True)
