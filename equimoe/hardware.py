@@ -1,7 +1,7 @@
 """Accelerators as data: `hardware.toml`, and tables of a user's own. Plain Python, no JAX.
 
-hardware("gb200").memory_bytes
-hardware("mine.toml:lab")           # a table of a file of yours; the file's only one needs no name
+    hardware("gb200").memory_bytes
+    hardware("mine.toml:lab")           # a table of a file of yours; the file's only one needs no name
 """
 
 from __future__ import annotations

@@ -221,18 +221,19 @@ def _what_if_line(one: WhatIf) -> str:
 def _interval_lines(interval: SaveInterval) -> list[str]:
     if interval.best_steps is None:
         return ["  best save interval: without faults no save is worth its time"]
+    simulated = any(point.simulated_days is not None for point in interval.points)
     return [
         f"  best save interval {interval.best_minutes:,.1f} min of work = {interval.best_steps:,} steps; "
         f"Young {interval.young_minutes:,.1f} min, Daly {interval.daly_minutes:,.1f} min",
-        "  days by formula, for which a spare is always ready, and simulated",
-        f"  {'  a save every':<28}{'steps':>12}{'days':>12}{'simulated':>12}",
-        *(
-            f"  {point.minutes:>22,.1f} min {'' if point.steps != interval.best_steps else '*':<1}{point.steps:>12,}"
-            f"{point.expected_days:>12,.2f}"
-            + ("" if point.simulated_days is None else f"{point.simulated_days:>12,.2f}")
-            for point in interval.points
-        ),
+        "  days by formula, for which a spare is always ready" + ", and simulated" * simulated,
+        f"  {'  a save every':<28}{'steps':>12}{'days':>12}" + f"{'simulated':>12}" * simulated,
+        *(_interval_line(point, point.steps == interval.best_steps) for point in interval.points),
     ]
+
+
+def _interval_line(point: IntervalPoint, is_best: bool) -> str:
+    start = f"  {point.minutes:>22,.1f} min {'*' * is_best:<1}{point.steps:>12,}{point.expected_days:>12,.2f}"
+    return start if point.simulated_days is None else f"{start}{point.simulated_days:>12,.2f}"
 
 
 def _cadence(inputs: Inputs) -> str:
