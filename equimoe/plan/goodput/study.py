@@ -22,6 +22,7 @@ from equimoe.errors import EquimoeError, Problems
 from equimoe.pictures import picture
 from equimoe.plan.goodput.inputs import DAY, HOUR, Inputs
 from equimoe.plan.goodput.interval import (
+    IntervalPoint,
     SaveInterval,
     duration,
     expected_days,
