@@ -12,6 +12,7 @@ import pytest
 from equimoe.counting import counts
 from equimoe.errors import EquimoeError
 from equimoe.plan.goodput.inputs import PlannedStops, goodput_of
+from equimoe.plan.goodput.study import simulate
 from equimoe.plan.goodput.trial import Trial
 from equimoe.recipe import Transport
 from equimoe.recipe.recipe_json import read_recipe
@@ -91,6 +92,11 @@ def test_events_tell_the_history(recipe, faulty):
             assert event["step"] == max(saved)
     assert max(saved) == 400
     assert set(events[1]) == {"event", "time", "step", "devices", "processes", "device", "compute_dtype"}
+
+
+def test_it_is_the_first_of_the_runs_that_are_simulated(recipe, faulty):
+    found = simulate(inputs_of(recipe), trials=1, seed=1)
+    assert (found.days.mean, found.faults.mean) == (pytest.approx(faulty.days, rel=1e-12), faulty.faults)
 
 
 def test_a_planned_stop_is_a_resume_that_loses_nothing(recipe, tmp_path):
