@@ -70,8 +70,9 @@ def write_simulated_run(
     machine: Hardware | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> SimulatedRun:
-    """Write the folder, which must not be there or be empty; a kill leaves none. The first history that `simulate` plays.
+    """Write the folder, which must not be there or be empty; a kill leaves none.
 
+    The history is the first one that `simulate` plays with this seed.
     `until_step`: up to the moment at which this step is logged for the first time, as if the run were still going.
     `machine`: whose peak MFU is of, GB200 if not said.
     """
