@@ -59,6 +59,36 @@ def plan(
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Draw memory and time.", rich_help_panel=RESULT)
     ] = None,
+    mtbf_hours: Annotated[
+        float | None, typer.Option(help="Mean time between failures of a GPU; none: no faults.", rich_help_panel=FAULTS)
+    ] = None,
+    mtbf_per: Annotated[str, typer.Option(metavar="gpu|host", help="Whose it is.", rich_help_panel=FAULTS)] = "gpu",
+    restart_minutes: Annotated[
+        float, typer.Option(help="Processes, meeting, compiling.", rich_help_panel=FAULTS)
+    ] = 15.0,
+    restore_minutes: Annotated[
+        float | None, typer.Option(help="Reading a checkpoint.", show_default="by size", rich_help_panel=FAULTS)
+    ] = None,
+    save_seconds: Annotated[
+        float | None, typer.Option(help="A save stops training.", show_default="by size", rich_help_panel=FAULTS)
+    ] = None,
+    save_every_minutes: Annotated[
+        float | None, typer.Option(help="Between saves.", show_default="the recipe's", rich_help_panel=FAULTS)
+    ] = None,
+    detect_minutes: Annotated[float, typer.Option(help="Until a hang is found.", rich_help_panel=FAULTS)] = 15.0,
+    spare_hosts: Annotated[int, typer.Option(help="Ready to step in.", rich_help_panel=FAULTS)] = 0,
+    repair_hours: Annotated[float, typer.Option(help="Of a lost host.", rich_help_panel=FAULTS)] = 24.0,
+    stragglers: Annotated[
+        str | None, typer.Option(metavar="SHARE:SLOWDOWN", help="Say 0.05:1.3.", rich_help_panel=FAULTS)
+    ] = None,
+    planned_stop: Annotated[
+        str | None, typer.Option(metavar="EVERY:HOURS", help="Say 720:12, in hours.", rich_help_panel=FAULTS)
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Runs that are played.", rich_help_panel=FAULTS)] = 200,
+    seed: Annotated[int, typer.Option(help="Of the faults.", rich_help_panel=FAULTS)] = 0,
+    simulate_run: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the first as a run's folder.", rich_help_panel=FAULTS)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan a run on devices that are not here: bytes, traffic, time, days, drops, and what fits. Nothing is allocated.
@@ -71,11 +101,18 @@ def plan(
       equimoe plan one_gpu --hardware h100 --days 3
       equimoe plan mine.py mesh.expert=8 --devices 64 --hardware h200 --json
       equimoe plan hero --hardware b200 --fix fits.py
+      equimoe plan hero --racks 11 --mtbf-hours 20000 --spare-hosts 4 --no-compile
     """
+    from equimoe.rehearsal.faults import FaultOptions
     from equimoe.rehearsal.whole_plan import WholePlan
 
     asked = {"devices": devices, "racks": racks, "hardware": hardware, "days": days, "efficiency": efficiency or ()}
-    whole = WholePlan.make(recipe, overrides or (), **asked, compiled=compiled, drops=drops, picture=picture)
+    shown = {"compiled": compiled, "drops": drops, "picture": picture}
+    faults = FaultOptions(
+        mtbf_hours, mtbf_per, restart_minutes, restore_minutes, save_seconds, save_every_minutes, detect_minutes,
+        spare_hosts, repair_hours, stragglers, planned_stop, trials, seed, simulate_run,
+    )  # fmt: skip
+    whole = WholePlan.make(recipe, overrides or (), **asked, **shown, faults=faults)
     typer.echo(json.dumps(whole.to_dict(), indent=1) if as_json else "\n".join(whole.lines()))
     whole.finish(fix)
 

@@ -29,6 +29,7 @@ __all__ = ["Files", "Plan", "make_plan"]
 SECONDS_A_DAY = 86_400
 # On the host: what Python, JAX and the rows ahead take beside a copy of the state that is being written; an assumption.
 PROCESS_BYTES = 8 * 2**30
+HOST_COPY = 20e9  # bytes/s of one device to its host's memory: PCIe 4.0 x16 or better; an assumption
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Files:
     checkpoint_bytes: int  # weights, optimizer state and betas, once
     hosts: int
     write_seconds: float  # all hosts side by side, each its share
+    copy_seconds: float  # from the devices to their hosts: training stands still
+    restore_seconds: float  # every host reads what its devices hold, at the rate it writes
     copy_bytes_per_host: int  # of the state, while it is written and training goes on
     host_bytes: int  # with what the processes take
     host_memory_bytes: int
@@ -200,6 +203,8 @@ def _files(memory: Memory, machine: Hardware, devices: int) -> Files:
         checkpoint_bytes=whole,
         hosts=hosts,
         write_seconds=whole / hosts / machine.storage_write,
+        copy_seconds=memory.argument_bytes / HOST_COPY,
+        restore_seconds=copy / machine.storage_write,
         copy_bytes_per_host=copy,
         host_bytes=copy + each * PROCESS_BYTES,
         host_memory_bytes=machine.host_memory_bytes,

@@ -20,6 +20,7 @@ from equimoe.plan.report import draw, lines
 from equimoe.plan.target import require_devices, with_racks
 from equimoe.recipe.resolve import resolve
 from equimoe.rehearsal.expected import Rates
+from equimoe.rehearsal.faults import FaultOptions, Faults
 from equimoe.rehearsal.proof import MOST_COMPILED, Proof, prove
 
 __all__ = ["WholePlan"]
@@ -35,6 +36,7 @@ class WholePlan:
     plan: Plan
     drops: Rates | None
     proof: Proof | None
+    faults: Faults | None
 
     @classmethod
     def make(
@@ -50,6 +52,7 @@ class WholePlan:
         compiled: bool = True,
         drops: bool = True,
         picture: Path | None = None,
+        faults: FaultOptions | None = None,
     ) -> WholePlan:
         """Plan a recipe as it is named on the command line. EquimoeError before anything long, if it cannot be."""
         picture = None if picture is None else expanded(str(picture))
@@ -62,9 +65,10 @@ class WholePlan:
         count = require_devices(problems, recipe, machine, devices, racks, free=1)
         problems.raise_if_any()
         plan = make_plan(recipe, devices=count, machine=machine, shares=shares, wanted_days=days)
+        played = Faults.of(plan, faults) if faults is not None and faults.asked else None
         # First what pretends devices: it must be what starts JAX.
         proof = prove(plan) if compiled and count <= MOST_COMPILED else None
-        found = cls(source, tuple(overrides), hardware, plan, _drops(plan) if drops else None, proof)
+        found = cls(source, tuple(overrides), hardware, plan, _drops(plan) if drops else None, proof, played)
         if picture is not None:
             draw(plan, picture)
         return found
@@ -76,6 +80,8 @@ class WholePlan:
             shown += ["", _drops_line(self.plan, self.drops)]
         if self.proof is not None:
             shown += ["", *self.proof.lines()]
+        if self.faults is not None:
+            shown += ["", *self.faults.lines()]
         return shown
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,6 +90,7 @@ class WholePlan:
             **self.plan.to_dict(),
             "drops": None if self.drops is None else asdict(self.drops),
             "compiled": None if self.proof is None else self.proof.to_dict(),
+            "faults": None if self.faults is None else self.faults.to_dict(),
         }
 
     def finish(self, fix: Path | None) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from equimoe.errors import EquimoeError
 from equimoe.files import write_file
 
-__all__ = ["METRICS", "Metric", "RunLog"]
+__all__ = ["METRICS", "Metric", "RunLog", "read_lines", "rewind", "rewound"]
 
 File = Literal["metrics", "timing"]
 
@@ -149,9 +149,7 @@ def rewind(run: Path, step: int) -> int:
             if at is not None and at <= step:
                 kept[name].append(line)
             else:
-                moved.append(
-                    json.dumps({"event": "rewound", "file": path.name, "to_step": step, "line": line.rstrip("\n")})
-                )
+                moved.append(rewound(path.name, step, line))
     _close_last_line(run / "events.jsonl")
     if not moved:
         return 0
@@ -162,6 +160,11 @@ def rewind(run: Path, step: int) -> int:
     for name, lines in kept.items():
         write_file(run / f"{name}.jsonl", [line.encode() for line in lines])
     return len(moved)
+
+
+def rewound(file: str, to_step: int, line: str) -> str:
+    """The line of events.jsonl that keeps a line of `file` that a run took back, without its end."""
+    return json.dumps({"event": "rewound", "file": file, "to_step": to_step, "line": line.rstrip("\n")})
 
 
 def _close_last_line(path: Path) -> None:

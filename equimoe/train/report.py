@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from equimoe.optim.rates import warmup_then_linear
 from equimoe.plan.arithmetic import run_rates
 from equimoe.recipe import Recipe
-from equimoe.train.step import StepMetrics
 
 __all__ = ["norms_due", "rate_schedules", "step_values"]
 
@@ -39,8 +39,8 @@ def rate_schedules(recipe: Recipe) -> dict[str, Schedule]:
     }
 
 
-def step_values(recipe: Recipe, step: int, found: StepMetrics, rates: Mapping[str, Schedule]) -> dict[str, float | int]:
-    """The line of one step. `found` is on the host."""
+def step_values(recipe: Recipe, step: int, found: Any, rates: Mapping[str, Schedule]) -> dict[str, float | int]:
+    """The line of one step. `found`: its `train.step.StepMetrics` on the host, or what a rehearsal has for them."""
     config = recipe.model
     at_sender, at_receiver, skipped = (
         int(np.sum(a, dtype=np.int64))  # over layers: beyond 32 bits at the hero's size
