@@ -135,9 +135,10 @@ def _programs() -> dict[str, Callable]:
     import jax
 
     from equimoe.recipe import Recipe
-    from equimoe.train import loop
+    from equimoe.train import from_recipe, loop
 
-    real = {name: getattr(loop, name) for name in ("make_optimizer", "make_step", "create_state")}
+    real = {name: getattr(loop, name) for name in ("make_optimizer", "create_state")}
+    real["make_step"] = from_recipe.make_step
     steps, states = {}, {}
 
     @cache
@@ -167,10 +168,10 @@ def _programs() -> dict[str, Callable]:
 
 def compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of this test share optimizer, step, scorer and first state with the runs of all others."""
-    from equimoe.train import loop
+    from equimoe.train import from_recipe, loop
 
     for name, function in _programs().items():
-        monkeypatch.setattr(loop, name, function)
+        monkeypatch.setattr(from_recipe if name == "make_step" else loop, name, function)
 
 
 def restored(tiny: Tiny, checkpoint_folder: Path):

@@ -165,9 +165,9 @@ def newton_schulz() -> dict:
 def train(recipe_file: str, folder: str) -> list[str]:
     """Train the recipe on meshes; the step must compile once, and take its memory from the last state."""
     from equimoe.recipe.resolve import resolve
-    from equimoe.train import loop
+    from equimoe.train import from_recipe
 
-    facts, make_step = [], loop.make_step
+    facts, make_step = [], from_recipe.make_step
 
     def observed(*arguments, **settings):
         step = make_step(*arguments, **settings)
@@ -182,7 +182,7 @@ def train(recipe_file: str, folder: str) -> list[str]:
 
         return run
 
-    loop.make_step = observed
+    from_recipe.make_step = observed
     recipe = resolve(recipe_file).recipe
     for name, mesh, transport in (
         ("data", Mesh(), Transport()),

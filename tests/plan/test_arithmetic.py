@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from equimoe.errors import EquimoeError
+from equimoe.parallel.program import CPU, GPU
 from equimoe.plan.arithmetic import arithmetic, lines, machine_lines, refuse_if_too_large, run_rates
 from equimoe.recipe import Mesh
 from equimoe.recipe.resolve import resolve
@@ -139,7 +140,7 @@ def test_a_free_mesh_axis_takes_the_devices_there_are(tiny):
 
 
 def test_auto_precision_is_counted_as_the_machine_computes(tiny):
-    wide, narrow = (arithmetic(tiny, compute_dtype=dtype).memory for dtype in ("float32", "bfloat16"))
+    wide, narrow = (arithmetic(tiny, program=program).memory for program in (CPU, GPU))
     assert wide.carries_per_device == 3 * 2_048 * 128 * 4 == 2 * narrow.carries_per_device
 
 

@@ -86,10 +86,10 @@ def child(marks: Marks, arguments: list[str]) -> None:
     """`equimoe ARGUMENTS` with marks around its phases."""
     import jax
 
-    from equimoe.train import checkpoint, loop
+    from equimoe.train import checkpoint, from_recipe, loop
     from equimoe.train.metrics import RunLog
 
-    make_step = loop.make_step
+    make_step = from_recipe.make_step
 
     def marked_step(*positional, accumulation, **settings):
         step, phase = make_step(*positional, accumulation=accumulation, **settings), "accumulation"
@@ -105,7 +105,7 @@ def child(marks: Marks, arguments: list[str]) -> None:
 
         return run
 
-    loop.make_step = marked_step
+    from_recipe.make_step = marked_step
     marked(loop, "score_sets", "evaluation", marks)
     marked(loop, "write_samples", "samples", marks)
     marks_of_a_save(checkpoint, marks)

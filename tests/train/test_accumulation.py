@@ -15,7 +15,7 @@ from equimoe.data.prepare import prepare
 from equimoe.data.rows import Rows
 from equimoe.model.init import leaves_by_path
 from equimoe.parallel.mesh import make_mesh, row_sharding
-from equimoe.train import loop
+from equimoe.train import from_recipe, loop
 from equimoe.train.state import state_shardings
 from equimoe.weights import describe
 
@@ -38,7 +38,7 @@ def three_steps(tiny):
         with pytest.MonkeyPatch.context() as patches:
             compile_once(patches)
             state = loop.create_state(recipe.model, optimizer, mesh, key=jax.random.key(0))
-            step = loop.make_step(
+            step = from_recipe.make_step(
                 optimizer,
                 z_loss=recipe.optimizer.z_loss,
                 qb_bins=BINS,

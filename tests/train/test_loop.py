@@ -20,7 +20,7 @@ from tiny_runs import EVALUATE_EVERY, SAVE_EVERY, STEPS, compile_once, die_at, r
 from equimoe.errors import EquimoeError
 from equimoe.recipe import Checkpoints
 from equimoe.recipe.recipe_json import recipe_from_json
-from equimoe.train import checkpoint, loop, run_lock, scoring
+from equimoe.train import checkpoint, from_recipe, loop, run_lock, scoring
 from equimoe.train.checkpoint import committed_steps
 from equimoe.train.interrupt import Stopped
 from equimoe.train.metrics import RunLog, read_lines
@@ -317,7 +317,7 @@ def test_resume_of_a_folder_that_is_no_run(tmp_path):
 
 def test_a_value_that_is_not_finite_stops_the_run_before_the_save(tiny, run, assert_as_if_never_stopped):
     """At step 8, which is due for a save. What was logged since the last one moves to the events on resume."""
-    make_step = loop.make_step
+    make_step = from_recipe.make_step
 
     def broken_step(*arguments, **settings):
         step = make_step(*arguments, **settings)
@@ -330,7 +330,7 @@ def test_a_value_that_is_not_finite_stops_the_run_before_the_save(tiny, run, ass
         return run_step
 
     with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(loop, "make_step", broken_step)
+        patches.setattr(from_recipe, "make_step", broken_step)
         with pytest.raises(
             EquimoeError, match=r"^gradient_norm at step 8 \(nan\): must be finite. Nothing of this step"
         ):

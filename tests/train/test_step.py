@@ -15,8 +15,9 @@ from equimoe.data.rows import Rows
 from equimoe.model.init import leaves_by_path
 from equimoe.parallel.mesh import make_mesh, row_sharding
 from equimoe.train import loop
+from equimoe.train.from_recipe import step_of
 from equimoe.train.metrics import read_lines
-from equimoe.train.state import state_shardings, with_pending_bias
+from equimoe.train.state import with_pending_bias
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +29,7 @@ def pieces(tiny):
         optimizer = loop.make_optimizer(recipe)
         mesh = make_mesh(recipe.mesh, recipe.model, recipe.schedule.batch_sequences)
         state = loop.create_state(recipe.model, optimizer, mesh, key=jax.random.key(recipe.seed))
-        step = loop.make_step(
-            optimizer,
-            z_loss=recipe.optimizer.z_loss,
-            qb_bins=recipe.optimizer.quantile_balancing_bins,
-            compute_dtype=recipe.compute_dtype,
-            shardings=state_shardings(state),
-        )
+        step = step_of(recipe, optimizer, mesh, state)
     rows = Rows(prepare(recipe.data, recipe.model.vocab_size).train, recipe.model.max_position_embeddings, recipe.seed)
     batches = [rows.batch(8 * k, 8) for k in range(3)]
     on_mesh = [jax.device_put((b.token_ids, b.segment_ids, b.loss_weight), row_sharding(mesh)) for b in batches]
