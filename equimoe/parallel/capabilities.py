@@ -48,6 +48,7 @@ _EVEN_ROOM = 1.25  # slots of an expert there, over its mean rows
 _LOG = logging.getLogger("equimoe")
 
 
+
 @lru_cache(maxsize=1)
 def capabilities() -> Capabilities:
     """The record for the default backend of this process; asking for it starts the backend."""
