@@ -12,6 +12,9 @@ Its three numbers come from three public figures of Marin's runs, and four more 
     4,096 to 65,536 tokens of context, a run at 7 %                       40 %    27 %
     pooled_wave 1.15, 262,144 tokens of context, 16 shards      18 %, rising      11 %
 
+Sources: hero_spec section 3; of the settings marin's moe_hero_ep ablations (the first two are of a small and of a large
+model, 4 experts a token, 64 shards), PR 7981, PR 8549 and issue 8754, in this order.
+
 What one parameter does not give. With normal preferences (`tail` infinity) the skew that drops 7 % at 2 documents
 drops 0.024 % at 16, a tenth of what was seen: a few experts that a document wants far more than all others must be
 likelier than that. Student's t with 5 degrees of freedom has them, and the skew alone then fits both figures. Nor can

@@ -6,7 +6,6 @@ shard are those of the recipe, whatever the context (constant tokens a step).
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ __all__ = ["PUBLIC", "Case", "DropsOptions", "Settings", "settings", "tokens_of_
 PUBLIC = "public"  # --fit: the rate that was published with its setting
 SAMPLE_TOKENS = 8192  # of a shard; of the hero's 65,536 they give a rate of pooled wave that is 1.4 % of itself higher
 LARGEST_SEED = 2**32 - 1
-_MOST_ASSIGNMENTS = 2**28  # about 5 GB
+_MOST_SLOTS = 2**28  # about 5 GB
 
 
 @dataclass(frozen=True)
@@ -121,13 +120,22 @@ def settings(recipe: Recipe, options: DropsOptions) -> Settings:
             f"must be at most the tokens of a shard ({tokens:,})",
             "use fewer",
         )
-    _check_shards(problems, recipe, shards, tokens, documents, options)
+    room = max(1.0, *capacities, *(() if capacities else (recipe.transport.transport_factor,)))
+    _check_shards(problems, recipe, shards)
+    of_a_shard = min(tokens, max(options.sample_tokens, *documents, 1)) * recipe.model.num_experts_per_tok
+    problems.require(
+        max(shards) * of_a_shard * room <= _MOST_SLOTS,
+        "--sample-tokens, --shards and --capacity",
+        (options.sample_tokens, max(shards), room),
+        f"must come to at most {_MOST_SLOTS:,} slots, which is 5 GB",
+        "use fewer tokens",
+    )
     _check_draws(problems, options)
     cases = [
         *(Case(seq, tokens // seq, s) for seq in seqs or (() if documents else (row,)) for s in shards),
         *(Case(None, number, s) for number in documents for s in shards),
     ]
-    fit = _fit(problems, options, len(list(itertools.product(cases, transports, capacities or (0.0,)))))
+    fit = _fit(problems, options, len(cases) * len(transports) * max(len(capacities), 1))
     problems.raise_if_any()
     return Settings(tokens, tuple(cases), transports, capacities, fit, options.fit == PUBLIC)
 
@@ -160,21 +168,14 @@ class _Numbers:
 
 
 def _names(problems: Problems, text: str | None) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(part.strip() for part in (text or "pooled_wave,ragged").split(",")))
+    names = tuple(dict.fromkeys(part.strip() for part in ("pooled_wave,ragged" if text is None else text).split(",")))
     for name in names:
         problems.require(name in TRANSPORTS, "--transport", name, f"must be one of {', '.join(TRANSPORTS)}", "name one")
     return names
 
 
-def _check_shards(
-    problems: Problems,
-    recipe: Recipe,
-    shards: tuple[int, ...],
-    tokens: int,
-    documents: tuple[int, ...],
-    options: DropsOptions,
-) -> None:
-    experts, per_token = recipe.model.num_experts, recipe.model.num_experts_per_tok
+def _check_shards(problems: Problems, recipe: Recipe, shards: tuple[int, ...]) -> None:
+    experts = recipe.model.num_experts
     divisors = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
     for number in shards:
         problems.require(
@@ -183,14 +184,6 @@ def _check_shards(
             number,
             f"must divide model.num_experts ({experts})",
             f"use one of {divisors}",
-        )
-        drawn = number * min(tokens, max(options.sample_tokens, *documents, 1)) * per_token
-        problems.require(
-            drawn <= _MOST_ASSIGNMENTS,
-            "--sample-tokens",
-            options.sample_tokens,
-            f"must draw at most {_MOST_ASSIGNMENTS:,} assignments, over {number} shards it draws {drawn:,}",
-            "use fewer",
         )
 
 
@@ -202,6 +195,7 @@ def _check_draws(problems: Problems, options: DropsOptions) -> None:
         ("--seed", options.seed, lambda v: 0 <= v <= LARGEST_SEED, f"must be in 0 .. {LARGEST_SEED:,}", "use another"),
         ("--trials", options.trials, lambda v: v >= 1, "must be at least 1", "use 2 or more to see their spread"),
         ("--sample-tokens", options.sample_tokens, lambda v: v >= 1, "must be at least 1", "the default is 8192"),
+        ("--max-bytes", options.max_bytes, lambda v: v >= 1, "must be at least 1", "leave it out to read all"),
     ):
         problems.require(value is None or good(value), name, value, rule, remedy)
     sources = [name for name in ("skew", "fit", "load") if getattr(options, name) is not None]

@@ -21,7 +21,6 @@ Cost: about a second for 4 million assignments (64 shards x 8,192 tokens x 8 exp
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,15 +59,12 @@ class RoutingModel:
         problems.raise_if_any()
 
     def preferences(
-        self, documents: int, imbalance: Float64[np.ndarray, " E"], rng: np.random.Generator
+        self, documents: int, of_expert: Float64[np.ndarray, " E"], rng: np.random.Generator
     ) -> Float64[np.ndarray, "documents E"]:
-        """Of every document and expert, float64."""
-        shape = (documents, imbalance.shape[0])
+        """Of every document and expert; `of_expert` is what all documents share, of standard deviation 1."""
+        shape = (documents, of_expert.shape[0])
         noise = rng.standard_normal(shape) if math.isinf(self.tail) else rng.standard_t(self.tail, shape)
-        return self.skew * noise + self.imbalance * imbalance
-
-    def to_dict(self) -> dict[str, float]:
-        return dataclasses.asdict(self)
+        return self.skew * noise + self.imbalance * of_expert
 
 
 def document_ends(tokens: int, documents: int) -> list[int]:
@@ -85,12 +81,12 @@ def draw(
     is then not chance.
     """
     of_group, *of_shards = np.random.SeedSequence(tuple(seed)).spawn(1 + shards)
-    imbalance = np.random.default_rng(of_group).standard_normal(experts)
+    of_expert = np.random.default_rng(of_group).standard_normal(experts)
     ends = document_ends(tokens, documents)
     selected = np.empty((shards, tokens, per_token), np.int32)
     for shard, its_seed in enumerate(of_shards):
         of_documents, of_tokens = (np.random.default_rng(each) for each in its_seed.spawn(2))
-        preference = model.preferences(documents, imbalance, of_documents)
+        preference = model.preferences(documents, of_expert, of_documents)
         selected[shard] = choose(preference, np.diff([0, *ends]).tolist(), per_token, of_tokens)
     return selected
 

@@ -86,7 +86,10 @@ def test_every_mistake_is_named_at_once():
         ({"seq": "4096", "documents_per_shard": "2"}, "says how long documents are, and so does"),
         ({"fit": "0.1"}, "needs one setting, and there are 2"),
         ({"fit": "nan", "transport": "ragged"}, "must be a drop rate between 0 and 1"),
-        ({"sample_tokens": 10**9, "documents_per_shard": "1", "shards": "384"}, None),  # capped by the tokens there are
+        ({"sample_tokens": 10**9, "shards": "64", "capacity": "1.33"}, None),  # capped by the tokens there are
+        ({"sample_tokens": 65_536, "shards": "384", "capacity": "2"}, "slots, which is 5 GB; use fewer tokens"),
+        ({"capacity": "1e300"}, "slots, which is 5 GB; use fewer tokens"),
+        ({"transport": ""}, "--transport (''): must be one of pooled_wave, ragged, per_cell"),
         ({"capacity": ""}, "--capacity (''): must be numbers above 0"),
     ],
 )
