@@ -72,17 +72,19 @@ def show(recipe: Recipe, overrides: Overrides = None, data: DataPaths = None, as
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # looking takes no GPU memory from a run
     from equimoe.parallel.capabilities import capabilities, device_memory_bytes, program_here
     from equimoe.plan.arithmetic import arithmetic, lines, machine_lines
+    from equimoe.plan.memory import program_of
     from equimoe.recipe.resolve import resolve
 
     resolved = resolve(recipe, [*(overrides or ()), *data_overrides(data)])
     machine = {**asdict(capabilities()), "device_memory_bytes": device_memory_bytes()}
-    program = program_here()
+    here = program_here()
+    program = program_of(resolved.recipe, here)
     facts = arithmetic(resolved.recipe, devices=machine["device_count"], program=program)
     if as_json:
         record = {"recipe": resolved.recipe.to_dict(), "provenance": resolved.provenance, **facts.to_dict()}
         typer.echo(json.dumps({**record, "machine": machine}, indent=1))
     else:
-        typer.echo("\n".join([*lines(resolved.recipe, facts), "", *machine_lines(resolved.recipe, machine, program)]))
+        typer.echo("\n".join([*lines(resolved.recipe, facts), "", *machine_lines(resolved.recipe, machine, here)]))
 
 
 @commands.command(rich_help_panel=PANEL)

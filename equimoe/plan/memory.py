@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from equimoe.axes import MeshAxis
 from equimoe.parallel.layout import TOKEN_AXES, size_per_device
-from equimoe.parallel.program import Program
+from equimoe.parallel.program import GPU, Program
 from equimoe.parallel.transports.buffers import (
     block_rows,
     chunk_rows,
@@ -38,6 +38,7 @@ __all__ = [
     "StateBytes",
     "group_of",
     "memory_of",
+    "program_of",
     "rows_of",
     "tokens_per_device",
 ]
@@ -118,6 +119,11 @@ class Memory:
     def peak_bytes(self) -> int:
         """An estimate (module docstring): state, and what the fullest moment holds beside it."""
         return self.argument_bytes + sum(self.phases[self.fullest].values()) + self.library
+
+
+def program_of(recipe: Recipe, here: Program) -> Program:
+    """The program that a recipe is shown for: a recipe in bfloat16 is for accelerators, wherever it is looked at."""
+    return GPU if recipe.compute_dtype == "bfloat16" else here
 
 
 def tokens_per_device(recipe: Recipe, shape: Mapping[MeshAxis, int]) -> int:
@@ -229,7 +235,7 @@ class _Arrays:
         }
         return {name: {term: math.ceil(size) for term, size in terms.items() if size} for name, terms in found.items()}
 
-    def _lasting(self) -> dict[str, float]:
+    def _lasting(self) -> dict[str, int | float]:
         """From the forward until its layer's backward; and sums over micro-batches, all the time."""
         tokens, kept = self.tokens, 0.0
         if self.program.keeps_core_outputs:
@@ -248,7 +254,7 @@ class _Arrays:
             )
         return terms
 
-    def _loss(self) -> dict[str, float]:
+    def _loss(self) -> dict[str, int | float]:
         vocabulary = self.recipe.model.vocab_size
         block = -(-vocabulary // max(2, -(-vocabulary // VOCABULARY_BLOCK)))
         return {
@@ -258,14 +264,14 @@ class _Arrays:
             "the head's gradient, whole": self.head * FLOAT32_BYTES,
         }
 
-    def _layer(self) -> dict[str, float]:
+    def _layer(self) -> dict[str, int | float]:
         """Of the backward of any layer."""
         return {
             "gradients": FLOAT32_BYTES * self.block_gradients + FLOAT32_BYTES * self.head,
             "a layer's weights, gathered": self.layer_weights * self.bytes * self.several,
         }
 
-    def _experts_backward(self) -> dict[str, float]:
+    def _experts_backward(self) -> dict[str, int | float]:
         rows, tokens = self.rows, self.tokens
         held = 7 if self.recipe.transport.kind != "pooled_wave" else 5
         travelling = 3 * rows.pools + 2 * rows.sent
@@ -285,7 +291,7 @@ class _Arrays:
             "gradients of a layer's experts": 2 * self.experts // self.layers * FLOAT32_BYTES,
         }
 
-    def _attention_backward(self) -> dict[str, float]:
+    def _attention_backward(self) -> dict[str, int | float]:
         positions = self.recipe.model.max_position_embeddings
         block = attention_block(positions)
         scores = 2 * block * block + 3 * block * self.head_dim  # of a head and block of queries, and what makes them
@@ -302,7 +308,7 @@ class _Arrays:
             "rows of experts": rows,
         }
 
-    def _update(self) -> dict[str, float]:
+    def _update(self) -> dict[str, int | float]:
         return {
             "gradients": FLOAT32_BYTES * self.all_weights,
             "updates of all weights": FLOAT32_BYTES * self.all_weights,

@@ -5,13 +5,12 @@ The transports make their arrays of these sizes and the planner counts bytes by 
 
 from __future__ import annotations
 
-import numpy as np
+import math
 
 __all__ = [
     "block_rows",
     "chunk_rows",
     "even_rows",
-    "exact_capacity",
     "expert_rows",
     "grouped_blocks",
     "largest_capacity",
@@ -22,14 +21,10 @@ _LEAST_EVEN_ROWS = 16  # mean rows of an expert from which all run as one batche
 _EVEN_ROOM = 1.25  # slots of an expert there, over its mean rows
 
 
-def exact_capacity(count: np.ndarray, factor: float, divisor: int) -> np.ndarray:
-    """ceil(count * factor / divisor), as float64 has it (hero_spec section 3)."""
-    return np.ceil(count.astype(np.float64) * factor / divisor)
-
-
 def largest_capacity(count: int, factor: float, divisor: int, size: int) -> int:
-    """Of `count` assignments: at least 1 and at most `size`. For the size of a buffer."""
-    return int(min(max(exact_capacity(np.asarray([count]), factor, divisor)[0], 1), size))
+    """ceil(count * factor / divisor) of `count` assignments, as float64 has it (hero_spec section 3): at least 1 and at
+    most `size`. For the size of a buffer."""
+    return min(max(math.ceil(float(count) * factor / divisor), 1), size)
 
 
 def block_rows(assignments: int, experts: int) -> int:

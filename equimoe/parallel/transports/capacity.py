@@ -6,8 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Int32
 
-from equimoe.parallel.transports.buffers import exact_capacity
-
 __all__ = ["capacity"]
 
 
@@ -22,10 +20,14 @@ def capacity(count: Int[Array, "*shape"], factor: float, divisor: int, size: int
     return 1 + jnp.searchsorted(jnp.asarray(_rises(factor, divisor, size)), count, side="right").astype(jnp.int32)
 
 
+def _exact(count: np.ndarray, factor: float, divisor: int) -> np.ndarray:
+    return np.ceil(count.astype(np.float64) * factor / divisor)
+
+
 def _rises(factor: float, divisor: int, size: int) -> np.ndarray:
     """For 1 .. size - 1: the smallest count whose capacity is above it."""
     steps = np.arange(1, size, dtype=np.int64)
     count = np.maximum(np.floor(steps * divisor / factor).astype(np.int64) - 2, 0)
     for _ in range(5):  # the guess is off by one or two
-        count += exact_capacity(count, factor, divisor) <= steps
+        count += _exact(count, factor, divisor) <= steps
     return count.astype(np.int32)
