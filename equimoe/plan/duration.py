@@ -139,8 +139,9 @@ def _computed(recipe: Recipe, memory: Memory, program: Program, shares: Efficien
     rows = rows_of(recipe, shape, program)
     padded = recipe.transport.kind == "pooled_wave" or (recipe.transport.kind == "local" and program.even_experts)
     computed = rows.waves * rows.expert_rows if padded else tokens * model.num_experts_per_tok
-    # Waves are computed again by themselves, inside the layer that is computed again.
-    again = 2 if recipe.transport.kind == "pooled_wave" and rows.waves > 1 and not program.keeps_core_outputs else 1
+    # Waves and chunks are computed again by themselves, inside the layer that is computed again.
+    waves = recipe.transport.kind == "pooled_wave" and rows.waves > 1 and not program.keeps_core_outputs
+    again = 2 if waves or recipe.transport.kind == "ragged" else 1
     expert = 6 * model.expert_input_size * model.moe_intermediate_size
     layers = model.num_hidden_layers
     yield "routed experts", (3 + again) * expert * computed * layers * rounds, shares.experts

@@ -273,7 +273,7 @@ class _Arrays:
 
     def _experts_backward(self) -> dict[str, int | float]:
         rows, tokens = self.rows, self.tokens
-        held = 7 if self.recipe.transport.kind != "pooled_wave" else 5
+        held = 7 if self.recipe.transport.kind == "local" else 5
         travelling = 3 * rows.pools + 2 * rows.sent
         return {
             "a layer computed again, and its gradients": tokens
@@ -295,11 +295,10 @@ class _Arrays:
         positions = self.recipe.model.max_position_embeddings
         block = attention_block(positions)
         scores = 2 * block * block + 3 * block * self.head_dim  # of a head and block of queries, and what makes them
-        # Waves in a loop are computed again one by one; a single one, and ragged's chunks, with the layer.
-        kind, waves = self.recipe.transport.kind, self.rows.waves
-        whole = waves if kind == "ragged" or (kind == "pooled_wave" and waves == 1) else 0
+        # Waves in a loop, and chunks, are computed again one by one; a single wave with the layer.
+        whole = self.recipe.transport.kind == "pooled_wave" and self.rows.waves == 1
         rows = whole * self.rows.expert_rows * (3 * self.inner + 2 * self.wide) * self.bytes
-        shared = 5 * self.shared if whole else self.shared
+        shared = 5 * self.shared if whole or self.recipe.transport.kind == "ragged" else self.shared
         return {
             "a layer computed again, and its gradients": self.tokens
             * self.bytes

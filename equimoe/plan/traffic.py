@@ -137,7 +137,7 @@ class _Collectives:
         if one.kind == "ragged":
             sent = tokens_per_device(self.recipe, self.shape) * self.recipe.model.num_experts_per_tok
             size = sent * width * self.bytes  # all of them, in both chunks
-            yield self.one("rows to experts", "all-to-all", ("expert",), 2 * times, size)
+            yield self.one("rows to experts", "all-to-all", ("expert",), 3 * times, size)  # also for the chunk's own
             yield self.one("rows back", "all-to-all", ("expert",), 2 * times, size)
             yield self.one("gradients of rows", "all-to-all", ("expert",), 2 * times, size)
 

@@ -6,7 +6,8 @@ form two chunks of equal size (one where their number is odd), each with its own
 finds no room is clipped where it starts, and counted there.
 
 One small all-gather, of how many rows every device has for every expert, tells every device all of it: who sends how
-much to where, what is clipped, and the way back.
+much to where, what is clipped, and the way back. A chunk is computed again in its backward, so that the buffers of one
+exist at a time.
 
 Called inside `jax.shard_map`, on this device's tokens and experts.
 """
@@ -101,17 +102,27 @@ def ragged(
         rows = dispatch(x, slots)
         in_order = asked.reshape(shards, -1)
         starts = (jnp.cumsum(in_order, axis=1, dtype=jnp.int32) - in_order).reshape(asked.shape)  # in every operand
-    returned = 0
-    for chunk, plan in enumerate(plans):
+
+    @jax.checkpoint
+    def one_chunk(experts, rows, out, back):
         with jax.named_scope("dispatch"):
-            out = Slices(starts[me][:, chunk], plan.sent[me], plan.arrives_at[me], plan.sent[:, me])
-            back = Slices(plan.arrives_at[:, me], plan.sent[:, me], starts[:, me, chunk], plan.sent[me])
             arrived = exchange(rows, out, back, buffer_rows, axis)
-        mine = jax.tree.map(lambda w, c=chunk: w.reshape(len(plans), -1, *w.shape[1:])[c], experts)
         with jax.named_scope("experts"):
-            arrived = _by_expert(mine, arrived, jnp.sum(plan.sent[:, me], axis=0))
+            arrived = _by_expert(experts, arrived, jnp.sum(out.received, axis=0))
         with jax.named_scope("combine"):
-            returned = returned + exchange(arrived, back, out, rows.shape[0], axis)
+            return exchange(arrived, back, out, rows.shape[0], axis)
+
+    def add(so_far, chunk):
+        return so_far + one_chunk(chunk[0], rows, *chunk[1:]), None
+
+    def slices(chunk: int, plan: ChunkPlan) -> tuple[Slices, Slices]:
+        out = Slices(starts[me][:, chunk], plan.sent[me], plan.arrives_at[me], plan.sent[:, me])
+        return out, Slices(plan.arrives_at[:, me], plan.sent[:, me], starts[:, me, chunk], plan.sent[me])
+
+    # A loop, and not one after another: XLA would put off the gradients of weights, and keep all chunks for them.
+    out, back = jax.tree.map(lambda *each: jnp.stack(each), *(slices(*one) for one in enumerate(plans)))
+    by_chunk = jax.tree.map(lambda w: w.reshape(len(plans), -1, *w.shape[1:]), experts)
+    returned, _ = jax.lax.scan(add, jnp.zeros_like(rows), (by_chunk, out, back))
     with jax.named_scope("combine"):
         y = combine(returned, assigned.weights, slots)
     dropped = jnp.sum(order.sizes) - jnp.sum(sent)
