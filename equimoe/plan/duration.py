@@ -66,7 +66,7 @@ class Piece:
 
     what: str
     bound: Literal["compute", "memory", "rack link", "network"]
-    amount: float
+    amount: int | float
     seconds: float
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,7 +22,7 @@ __all__ = ["ERROR", "USABLE", "Setting", "Verdict", "nearest_setting", "verdict"
 Verdict = Literal["fits", "tight", "does not fit"]
 USABLE = 0.95  # of a device's memory; the driver and JAX's own arena keep the rest (XLA_PYTHON_CLIENT_MEM_FRACTION=.95)
 ERROR = 0.10  # of the estimate, either way: what tests hold it to, on CPUs
-_MOST_TRIED = 3000  # settings; one takes a millisecond
+_MESHES = 32  # tried for a number of devices, the nearest first
 _MORE_DEVICES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -47,29 +48,43 @@ def nearest_setting(recipe: Recipe, devices: int, machine: Hardware, program: Pr
     """The least change that fits: first what leaves the run's numbers alone (micro-batches, then another mesh), then
     more waves, then more devices. None: nothing tried does. Where nothing fits surely, the first that is tight."""
     tight = None
-    for count, other in itertools.islice(_settings(recipe, devices), _MOST_TRIED):
+    for count, other in _settings(recipe, devices, machine, program):
         found = verdict(memory_of(other, mesh_lengths(other.mesh, count), program), machine)
         if found == "does not fit" or (found == "tight" and tight is not None):
             continue
-        setting = Setting(other, count, tuple(_changes(recipe, other)), found)
+        setting = Setting(other, count, tuple(_changes(recipe, other, count)), found)
         if found == "fits":
             return setting
         tight = setting
     return tight
 
 
-def _settings(recipe: Recipe, devices: int) -> Iterator[tuple[int, Recipe]]:
+def _settings(recipe: Recipe, devices: int, machine: Hardware, program: Program) -> Iterator[tuple[int, Recipe]]:
     schedule, transport = recipe.schedule, recipe.transport
     waves = [transport.waves * times for times in (1, 2, 4)] if transport.kind == "pooled_wave" else [transport.waves]
+    parts = [schedule.accumulation * 2**n for n in range(8)]
     for count in (devices, *(devices * times for times in _MORE_DEVICES)):
         asked = recipe.mesh if count == devices else dataclasses.replace(recipe.mesh, replica=-1)
-        for number, more in itertools.product(waves, (1, 2, 4, 8, 16, 32, 64, 128)):
-            accumulation = schedule.accumulation * more
-            if schedule.batch_sequences % accumulation:
-                continue
-            meshes = meshes_that_work(asked, count, recipe.model, schedule.batch_sequences, accumulation=accumulation)
-            for mesh in itertools.islice(meshes, 1 if number > transport.waves or count > devices else 12):
+        meshes = list(_that_hold_the_state(recipe, asked, count, machine, program))
+        for number, mesh, accumulation in itertools.product(waves, meshes, parts):
+            rows = schedule.batch_sequences // accumulation
+            if schedule.batch_sequences % accumulation == 0 and rows % (mesh.replica * mesh.data * mesh.expert) == 0:
                 yield count, _with(recipe, mesh, accumulation, number)
+
+
+def _that_hold_the_state(
+    recipe: Recipe, asked: Mesh, devices: int, machine: Hardware, program: Program
+) -> Iterator[Mesh]:
+    """The nearest meshes on which weights, optimizer state and gradients alone may fit: nothing helps the others."""
+    schedule = recipe.schedule
+    working = meshes_that_work(
+        asked, devices, recipe.model, schedule.batch_sequences, accumulation=schedule.accumulation
+    )
+    for mesh in itertools.islice(working, _MESHES):
+        memory = memory_of(dataclasses.replace(recipe, mesh=mesh), mesh_lengths(mesh, devices), program)
+        held = memory.bytes_per_device - memory.carries_per_device
+        if held * (1 - ERROR) <= USABLE * machine.memory_bytes:
+            yield mesh
 
 
 def _with(recipe: Recipe, mesh: Mesh, accumulation: int, waves: int) -> Recipe:
@@ -81,12 +96,14 @@ def _with(recipe: Recipe, mesh: Mesh, accumulation: int, waves: int) -> Recipe:
     )
 
 
-def _changes(before: Recipe, after: Recipe) -> Sequence[str]:
-    """What differs, as overrides."""
+def _changes(before: Recipe, after: Recipe, devices: int) -> Sequence[str]:
+    """What differs, as overrides. An axis of -1 takes what is left by itself."""
+    lengths = {axis: getattr(before.mesh, axis) for axis in MESH_AXES}
+    left = devices // math.prod(length for length in lengths.values() if length > 0)
     changes = [
         f"mesh.{axis}={getattr(after.mesh, axis)}"
-        for axis in MESH_AXES
-        if getattr(after.mesh, axis) != getattr(before.mesh, axis)
+        for axis, length in lengths.items()
+        if getattr(after.mesh, axis) != (left if length == -1 else length)
     ]
     if after.schedule.accumulation != before.schedule.accumulation:
         changes.append(f"schedule.accumulation={after.schedule.accumulation}")

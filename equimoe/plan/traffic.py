@@ -56,7 +56,7 @@ class _Collectives:
         self.table, self.bytes = describe(recipe.model), compute_bytes(recipe, program)
         self.layers, self.rounds = recipe.model.num_hidden_layers, recipe.schedule.accumulation
 
-    def one(self, what: str, kind: Kind, axes: tuple[MeshAxis, ...], times: int, size: float) -> Traffic:
+    def one(self, what: str, kind: Kind, axes: tuple[MeshAxis, ...], times: int, size: int | float) -> Traffic:
         used = tuple(axis for axis in axes if self.shape[axis] > 1)
         return Traffic(what, kind, used, math.prod(self.shape[axis] for axis in used), times, math.ceil(size))
 

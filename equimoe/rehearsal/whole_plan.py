@@ -108,7 +108,8 @@ class WholePlan:
             remedy = "Use larger devices, more of them, or a smaller model"
         else:
             more = f" on {nearest.devices:,} devices" if nearest.devices != plan.devices else ""
-            remedy = f"Use {' '.join(nearest.changes)}{more}, the nearest setting that fits{written}"
+            fits = "fits" if nearest.verdict == "fits" else "may fit"
+            remedy = f"Use {' '.join(nearest.changes)}{more}, the nearest setting that {fits}{written}"
         raise EquimoeError(
             "memory of one device",
             f"holds {plan.machine.memory_bytes / GIB:,.1f} GiB, and the plan needs "
