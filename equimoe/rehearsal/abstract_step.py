@@ -26,9 +26,9 @@ from equimoe.recipe import Recipe
 from equimoe.train.from_recipe import make_optimizer, step_of
 from equimoe.train.state import abstract_state
 
-__all__ = ["Collective", "CompiledStep", "collectives_of", "compile_step"]
+__all__ = ["KINDS", "Collective", "CompiledStep", "collectives_of", "compile_step", "executed"]
 
-_KINDS = "all-to-all|all-gather|all-reduce|reduce-scatter|collective-permute|ragged-all-to-all"
+KINDS = "all-to-all|all-gather|all-reduce|reduce-scatter|collective-permute|ragged-all-to-all"
 _ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "u16": 2, "s16": 2, "f32": 4, "s32": 4, "u32": 4}
 
 
@@ -89,8 +89,8 @@ def compile_step(recipe: Recipe) -> CompiledStep:
 def collectives_of(program: str) -> Iterator[Collective]:
     """Every collective of a compiled program (HLO text) and how often it runs: in a loop, as often as it goes round."""
     found: Counter[tuple[str, int, int]] = Counter()
-    for times, line in _executed(program):
-        hit = re.search(rf"= (\(.*?\)|\S+) ({_KINDS})(-start)?\(", line)
+    for times, _, line, _ in executed(program):
+        hit = re.search(rf"= (\(.*?\)|\S+) ({KINDS})(-start)?\(", line)
         if hit is None:
             continue
         shapes = re.findall(r"(\w+)\[([\d,]*)\]", hit[1])
@@ -113,8 +113,8 @@ def _group(line: str) -> int:
     return 0
 
 
-def _executed(program: str) -> Iterator[tuple[int, str]]:
-    """(times executed, line) of every line that runs."""
+def executed(program: str) -> Iterator[tuple[int, bool, str, list[str]]]:
+    """(times executed, inside a loop, line, all lines of its computation) of every line that runs."""
     bodies: dict[str, list[str]] = {}
     entry = name = ""
     for line in program.splitlines():
@@ -124,17 +124,19 @@ def _executed(program: str) -> Iterator[tuple[int, str]]:
         elif name:
             bodies.setdefault(name, []).append(line)
 
-    def walk(body: str, times: int) -> Iterator[tuple[int, str]]:
-        for line in bodies.get(body, ()):
-            yield times, line
+    def walk(body: str, times: int, loop: bool) -> Iterator[tuple[int, bool, str, list[str]]]:
+        lines = bodies.get(body, [])
+        for line in lines:
+            yield times, loop, line, lines
             if " while(" in line:
                 rounds = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
-                yield from walk(re.search(r"body=%?([\w.-]+)", line)[1], times * int(rounds[1] if rounds else 1))
+                assert rounds, line  # every loop of a step has a length
+                yield from walk(re.search(r"body=%?([\w.-]+)", line)[1], times * int(rounds[1]), True)
                 continue
             for called in re.findall(r"(?:calls|to_apply|_computation)=%?([\w.-]+)", line):
-                yield from walk(called, times)
+                yield from walk(called, times, loop)
             for branches in re.findall(r"branch_computations=\{([^}]*)\}", line):
                 for called in branches.split(","):
-                    yield from walk(called.strip().lstrip("%"), times)
+                    yield from walk(called.strip().lstrip("%"), times, loop)
 
-    return walk(entry, 1)
+    return walk(entry, 1, False)
