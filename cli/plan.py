@@ -53,6 +53,9 @@ def plan(
         bool, typer.Option("--compile/--no-compile", help="Compile the step for as many devices; the hero's: a minute.")
     ] = True,
     drops: Annotated[bool, typer.Option("--drops/--no-drops", help="Draw what the transport would drop.")] = True,
+    load: Annotated[
+        str | None, typer.Option(metavar="SRC", help="Drops by the routing of a run, a folder or a Hub id.")
+    ] = None,
     fix: Annotated[
         Path | None, typer.Option(metavar="FILE.py", help="Write the nearest recipe that fits.", rich_help_panel=RESULT)
     ] = None,
@@ -107,7 +110,7 @@ def plan(
     from equimoe.rehearsal.whole_plan import WholePlan
 
     asked = {"devices": devices, "racks": racks, "hardware": hardware, "days": days, "efficiency": efficiency or ()}
-    shown = {"compiled": compiled, "drops": drops, "picture": picture}
+    shown = {"compiled": compiled, "drops": drops, "load": load, "picture": picture}
     faults = FaultOptions(
         mtbf_hours, mtbf_per, restart_minutes, restore_minutes, save_seconds, save_every_minutes, detect_minutes,
         spare_hosts, repair_hours, stragglers, planned_stop, trials, seed, simulate_run,

@@ -57,7 +57,6 @@ TOKAMAX_JAX = "0.10."  # JAX 0.11.2 and 0.12.0.1 lack an argument of Pallas that
 _LOG = logging.getLogger("equimoe")
 
 
-
 @lru_cache(maxsize=1)
 def capabilities() -> Capabilities:
     """The record for the default backend of this process; asking for it starts the backend."""

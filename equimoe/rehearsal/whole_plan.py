@@ -33,6 +33,7 @@ class WholePlan:
     source: str
     overrides: tuple[str, ...]
     hardware: str
+    loaded: str | None  # the trained model whose routing drops
     plan: Plan
     drops: Rates | None
     proof: Proof | None
@@ -51,6 +52,7 @@ class WholePlan:
         efficiency: Sequence[str] = (),
         compiled: bool = True,
         drops: bool = True,
+        load: str | None = None,
         picture: Path | None = None,
         faults: FaultOptions | None = None,
     ) -> WholePlan:
@@ -68,7 +70,9 @@ class WholePlan:
         played = Faults.of(plan, faults) if faults is not None and faults.asked else None
         # First what pretends devices: it must be what starts JAX.
         proof = prove(plan) if compiled and count <= MOST_COMPILED else None
-        found = cls(source, tuple(overrides), hardware, plan, _drops(plan) if drops else None, proof, played)
+        found = cls(
+            source, tuple(overrides), hardware, load, plan, _drops(plan, load) if drops else None, proof, played
+        )
         if picture is not None:
             draw(plan, picture)
         return found
@@ -77,7 +81,7 @@ class WholePlan:
         """All of it, for a reader."""
         shown = lines(self.plan)
         if self.drops is not None:
-            shown += ["", _drops_line(self.plan, self.drops)]
+            shown += ["", _drops_line(self.plan, self.drops, self.loaded)]
         if self.proof is not None:
             shown += ["", *self.proof.lines()]
         if self.faults is not None:
@@ -118,18 +122,25 @@ class WholePlan:
         )
 
 
-def _drops(plan: Plan) -> Rates:
-    from equimoe.rehearsal.drops import expected_drops
+def _drops(plan: Plan, load: str | None) -> Rates:
+    """Of the default model of routing, or of that of a trained model, `load`."""
+    from equimoe.rehearsal.drops import expected_drops, rehearse_drops
+    from equimoe.rehearsal.drops_options import DropsOptions
 
-    return expected_drops(plan.recipe, shards=plan.memory.mesh["expert"])
+    shards, kind = plan.memory.mesh["expert"], plan.recipe.transport.kind
+    if load is None or kind == "local":
+        return expected_drops(plan.recipe, shards=shards)
+    options = DropsOptions(shards=str(shards), transport=kind, load=load, trials=3, sample_tokens=4096)
+    return rehearse_drops(plan.recipe, options).rows[0].rates
 
 
-def _drops_line(plan: Plan, drops: Rates) -> str:
+def _drops_line(plan: Plan, drops: Rates, loaded: str | None) -> str:
     one, published = plan.recipe.transport, plan.published
     if one.kind == "local":
         return "Drops: none, the local transport brings experts to tokens"
+    source = "a model of routing" if loaded is None else f"a model of routing with the skew of {loaded}"
     beside = "" if published is None else f"; the reference run: {published.dropped:.3%}"
     return (
-        f"Drops, by a model of routing (`equimoe drops`): {drops.total.mean:.3%} of the assignments, "
+        f"Drops, by {source} (`equimoe drops`): {drops.total.mean:.3%} of the assignments, "
         f"{drops.sender.mean:.3%} at the sender and {drops.receiver.mean:.3%} at the receiver{beside}"
     )

@@ -19,6 +19,7 @@ EXAMPLES = {
     ("recipes",): "equimoe recipes copy tiny mine.py",
     ("recipes", "copy"): "equimoe recipes copy tiny mine.py",
     ("show",): "equimoe show mine.py model.num_experts=32 --json",
+    ("plan",): "equimoe plan mine.py mesh.expert=8 --devices 64 --hardware h200 --json",
     ("launch",): "equimoe launch slurm hero --data /shared/store > job.sbatch",
     ("launch", "slurm"): "equimoe launch slurm mine.py schedule.steps=50 --devices 16 --hardware h100 --out job.sbatch",
     ("launch", "k8s"): "equimoe launch k8s mine.py --devices 16 --hardware h100 --run /shared/mine --out job.yaml",

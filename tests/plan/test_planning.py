@@ -18,6 +18,8 @@ from equimoe.plan.fixing import write_fitting
 from equimoe.plan.memory import GIB
 from equimoe.plan.planning import make_plan
 from equimoe.plan.report import lines
+from equimoe.presets import preset
+from equimoe.recipe import Schedule
 from equimoe.recipe.resolve import resolve
 
 GB200 = hardware("gb200")
@@ -76,6 +78,25 @@ def test_it_stands_beside_the_published_run(hero):
     assert make_plan(resolve("hero", ["racks=10"]).recipe, devices=640, machine=GB200).published is None
     printed = "\n".join(lines(hero))
     assert "Beside the reference run" in printed and "that leaves 8.7 published" in printed
+
+
+@pytest.mark.parametrize(
+    ("rung", "racks", "steps", "tokens", "flops"),  # hero_spec section 1
+    [
+        ("d768", 1, 11_420, 48e9, 5.5e19),
+        ("d1024", 2, 15_276, 128e9, 2.7e20),
+        ("d1536", 6, 15_128, 381e9, 1.8e21),
+        ("d2048", 11, 20_072, 926e9, 9.2e21),
+    ],
+)
+def test_rungs_of_the_ladder(rung, racks, steps, tokens, flops):
+    recipe = dataclasses.replace(
+        resolve("hero", [f"racks={racks}"]).recipe, model=preset(rung), schedule=Schedule(steps, 1024 * racks)
+    )
+    plan = make_plan(recipe, devices=64 * racks, machine=GB200)
+    assert plan.facts.work.total_tokens == pytest.approx(tokens, rel=0.01)
+    assert plan.facts.flops.run_published == pytest.approx(flops, rel=0.02)
+    assert plan.verdict == "fits" and 0.02 < plan.mfu(plan.time.seconds) < 0.5
 
 
 def test_a_checkpoint_is_weights_and_moments(hero):

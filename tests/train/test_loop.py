@@ -239,7 +239,7 @@ def test_ctrl_c_cuts_an_evaluation_short_and_resume_makes_up_for_it(tiny, run, a
 
 def test_resume_of_a_finished_run_says_so_and_changes_nothing(finished, capsys, monkeypatch):
     monkeypatch.setattr(loop, "prepare_run_data", None)  # not needed, and so not called
-    monkeypatch.setattr(loop, "make_step", None)
+    monkeypatch.setattr(loop, "step_of", None)
     before = contents(finished)
     loop.resume_run(finished)
     assert f"done: 12 steps in {finished}, nothing is left to do\n" in capsys.readouterr().out
