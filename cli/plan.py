@@ -79,7 +79,13 @@ def plan(
         float | None, typer.Option(help="Between saves.", show_default="the recipe's", rich_help_panel=FAULTS)
     ] = None,
     detect_minutes: Annotated[float, typer.Option(help="Until a hang is found.", rich_help_panel=FAULTS)] = 15.0,
-    spare_hosts: Annotated[int, typer.Option(help="Ready to step in.", rich_help_panel=FAULTS)] = 0,
+    spare_hosts: Annotated[
+        int | None,
+        typer.Option(help="Ready to step in.", show_default="2 % of the hosts, at least 1", rich_help_panel=FAULTS),
+    ] = None,
+    lost_share: Annotated[
+        float, typer.Option(help="Of faults: those that take the host away.", rich_help_panel=FAULTS)
+    ] = 1.0,
     repair_hours: Annotated[float, typer.Option(help="Of a lost host.", rich_help_panel=FAULTS)] = 24.0,
     stragglers: Annotated[
         str | None, typer.Option(metavar="SHARE:SLOWDOWN", help="Say 0.05:1.3.", rich_help_panel=FAULTS)
@@ -103,7 +109,7 @@ def plan(
       equimoe plan hero --racks 11
       equimoe plan one_gpu --hardware h100 --days 3
       equimoe plan mine.py mesh.expert=8 --devices 64 --hardware h200 --json
-      equimoe plan hero --hardware b200 --fix fits.py
+      equimoe plan one_gpu schedule.accumulation=1 --hardware h100 --fix fits.py
       equimoe plan hero --racks 11 --mtbf-hours 20000 --spare-hosts 4 --no-compile
     """
     from equimoe.rehearsal.faults import FaultOptions
@@ -113,9 +119,9 @@ def plan(
     shown = {"compiled": compiled, "drops": drops, "load": load, "picture": picture}
     faults = FaultOptions(
         mtbf_hours, mtbf_per, restart_minutes, restore_minutes, save_seconds, save_every_minutes, detect_minutes,
-        spare_hosts, repair_hours, stragglers, planned_stop, trials, seed, simulate_run,
+        spare_hosts, lost_share, repair_hours, stragglers, planned_stop, trials, seed, simulate_run,
     )  # fmt: skip
-    whole = WholePlan.make(recipe, overrides or (), **asked, **shown, faults=faults)
+    whole = WholePlan.make(recipe, overrides or (), **asked, **shown, faults=faults, fix=fix)
     typer.echo(json.dumps(whole.to_dict(), indent=1) if as_json else "\n".join(whole.lines()))
     whole.finish(fix)
 

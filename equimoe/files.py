@@ -10,12 +10,13 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import shlex
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -29,6 +30,7 @@ __all__ = [
     "cache_folder",
     "expanded",
     "file_sha256",
+    "filled",
     "give_name",
     "is_of_the_disk",
     "locked_folder",
@@ -91,6 +93,11 @@ def expanded(path: str | Path) -> Path:
 def is_of_the_disk(error: OSError) -> bool:
     """Whether it is what a disk refuses (no room, no permission, a name), and not a network, say."""
     return error.errno in _REFUSALS
+
+
+def filled(template: str, values: Mapping[str, str]) -> str:
+    """`template` with every @NAME@ replaced, once: what stands in a value is never read as another name."""
+    return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], template)
 
 
 def typed(path: str | Path) -> str:

@@ -7,7 +7,6 @@ hardware("mine.toml:lab")           # a table of a file of yours; the file's onl
 from __future__ import annotations
 
 import dataclasses
-import math
 import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,10 +40,12 @@ class Hardware:
 
 def hardware(name: str) -> Hardware:
     """The accelerator of this name, or of a TOML file, `FILE` or `FILE:NAME`. EquimoeError says what there is."""
-    file, _, key = name.partition(":")
+    file, key = (name, "") if name.endswith(".toml") else name.rpartition(":")[::2]
     if not file.endswith(".toml"):
         return _one(_TABLE, _packaged(), name)
-    own = _read(Path(file).expanduser())
+    read = _read(Path(file).expanduser())
+    own = {name: table for name, table in read.items() if isinstance(table, dict)}
+    own = own or ({Path(file).stem: read} if read else {})  # a file that is one table, without its name
     if not key and len(own) != 1:
         raise EquimoeError("hardware", f"{file} holds {', '.join(own) or 'no table'}", f"Write {file}:NAME", value=name)
     return _one(Path(file), own, key or next(iter(own)))
@@ -83,8 +84,9 @@ def _one(file: Path, tables: dict[str, Any], key: str) -> Hardware:
     given = dict(tables[key])
     base = given.pop("like", None)
     if base is not None:
-        others = _packaged() if base not in tables or base == key else tables
-        if not isinstance(others.get(base), dict) or "like" in others[base]:
+        named = isinstance(base, str)
+        others = _packaged() if not named or base not in tables or base == key else tables
+        if not named or not isinstance(others.get(base), dict) or "like" in others[base]:
             rule = "`like` must name a table that says everything itself"
             raise EquimoeError(f"hardware {key}", rule, f"Name one of {', '.join(_packaged())}", value=base)
         given = {**others[base], **given}
@@ -99,12 +101,13 @@ def _checked(key: str, given: dict[str, Any]) -> Hardware:
     for name, kind in fields.items():
         value = given.get(name, {"name": key, "device_kind": key}.get(name))
         if kind == "str":
-            problems.require(isinstance(value, str), name, value, "must be text", "write it in quotes")
+            plain = isinstance(value, str) and value.isprintable() and 0 < len(value) <= 80
+            problems.require(plain, name, value, "must be text of at most 80 letters", "write it in quotes")
             values[name] = value
             continue
-        is_number = type(value) in (int, float) and math.isfinite(value) and value > 0
+        is_number = type(value) in (int, float) and 1 <= value <= 1e24
         whole = kind != "int" or not is_number or value == int(value)
-        problems.require(is_number and whole, name, value, "must be a number above 0", "see hardware.toml")
+        problems.require(is_number and whole, name, value, "must be a number from 1 to 1e24", "see hardware.toml")
         values[name] = (int(value) if kind == "int" else float(value)) if is_number else value
     problems.raise_if_any()
     return Hardware(**values)

@@ -20,16 +20,16 @@ from typing import Any
 from equimoe.errors import EquimoeError, Problems
 from equimoe.hardware import hardware
 from equimoe.parallel.mesh_fit import meshes_that_work, remedy_naming, require_mesh
+from equimoe.plan.fit import USABLE
 from equimoe.plan.target import DEFAULT_HARDWARE, require_devices, with_racks
 from equimoe.recipe import Recipe
 from equimoe.recipe.resolve import resolve
 from equimoe.recipe.run_folder import run_path
 
-__all__ = ["Job", "filled", "make_job", "write_job"]
+__all__ = ["Job", "make_job", "write_job"]
 
-# Of a device's memory, taken by JAX when it starts: its default of 0.75 leaves the hero's published peak (149.9 of 173
-# GiB) no room, and NCCL and CUDA need some of their own.
-MEMORY_FRACTION = 0.92
+# Of a device's memory, taken by JAX when it starts: its default of 0.75 leaves large runs no room.
+MEMORY_FRACTION = USABLE
 START_TIMEOUT_SECONDS = 1800  # that processes wait for each other: a host that was lost is replaced in that time
 START_MINUTES, STALE_MINUTES = 80, 15  # without progress, at the start and after it (hero_spec section 7)
 STOP_SECONDS = 300  # from the signal to the end: a step and a save
@@ -136,11 +136,6 @@ def _legal_name(text: str) -> str:
     if not plain[:1].isalpha():
         plain = f"run-{plain}".strip("-")
     return plain[:_LONGEST_NAME].rstrip("-")
-
-
-def filled(template: str, values: Mapping[str, str]) -> str:
-    """`template` with every @NAME@ replaced, once: what stands in a value is never read as another name."""
-    return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], template)
 
 
 def write_job(text: str, path: Path, *, force: bool = False) -> None:

@@ -23,6 +23,7 @@ import textwrap
 
 from equimoe import __version__
 from equimoe.errors import EquimoeError, Problems
+from equimoe.files import filled
 from equimoe.launch.job import (
     MEMORY_FRACTION,
     STALE_MINUTES,
@@ -30,7 +31,6 @@ from equimoe.launch.job import (
     START_TIMEOUT_SECONDS,
     STOP_SECONDS,
     Job,
-    filled,
 )
 from equimoe.parallel.processes.place import PORT
 

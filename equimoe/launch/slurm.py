@@ -20,6 +20,7 @@ import shlex
 
 from equimoe import __version__
 from equimoe.errors import Problems
+from equimoe.files import filled
 from equimoe.launch.job import (
     MEMORY_FRACTION,
     STALE_MINUTES,
@@ -27,7 +28,6 @@ from equimoe.launch.job import (
     START_TIMEOUT_SECONDS,
     STOP_SECONDS,
     Job,
-    filled,
 )
 
 __all__ = ["script"]

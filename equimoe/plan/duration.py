@@ -54,7 +54,7 @@ def efficiencies(changes: Sequence[str]) -> Efficiencies:
             share = math.nan
         problems.require(name in names, name, given, f"must be one of {', '.join(names)}", "name one of them")
         problems.require(name not in values, name, given, "is given twice", "leave one out")
-        problems.require(0 < share <= 1, name, given, "must be a share in (0, 1]", "write, say, 0.6")
+        problems.require(0.001 <= share <= 1, name, given, "must be a share from 0.001 to 1", "write, say, 0.6")
         values[name] = share
     problems.raise_if_any()
     return Efficiencies(**values)
@@ -119,10 +119,10 @@ def step_time(
 
 
 def _in_rack(one: Traffic, shape: Mapping[MeshAxis, int], hardware: Hardware) -> bool:
-    """Whether the devices of a group are within one rack: those of all axes but `replica` stand side by side."""
-    return (
-        "replica" not in one.axes and math.prod(n for a, n in shape.items() if a != "replica") <= hardware.rack_devices
-    )
+    """Whether the devices of a group are within one rack: all of the mesh, or those of all axes but `replica`, which
+    stand side by side."""
+    whole, beside = math.prod(shape.values()), math.prod(n for a, n in shape.items() if a != "replica")
+    return whole <= hardware.rack_devices or ("replica" not in one.axes and beside <= hardware.rack_devices)
 
 
 def _computed(recipe: Recipe, memory: Memory, program: Program, shares: Efficiencies):

@@ -20,7 +20,7 @@ from equimoe.recipe import Mesh, Recipe
 __all__ = ["ERROR", "USABLE", "Setting", "Verdict", "nearest_setting", "verdict"]
 
 Verdict = Literal["fits", "tight", "does not fit"]
-USABLE = 0.95  # of a device's memory; the driver and JAX's own arena keep the rest (XLA_PYTHON_CLIENT_MEM_FRACTION=.95)
+USABLE = 0.92  # of a device's memory, as job files ask for (XLA_PYTHON_CLIENT_MEM_FRACTION); NCCL and CUDA need some
 ERROR = 0.10  # of the estimate, either way: what tests hold it to, on CPUs
 _MESHES = 32  # tried for a number of devices, the nearest first
 _MORE_DEVICES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -46,11 +46,15 @@ class Setting:
 
 def nearest_setting(recipe: Recipe, devices: int, machine: Hardware, program: Program) -> Setting | None:
     """The least change that fits: first what leaves the run's numbers alone (micro-batches, then another mesh), then
-    more waves, then more devices. None: nothing tried does. Where nothing fits surely, the first that is tight."""
+    more waves, then more devices; those only where this recipe does not fit at all. None: nothing tried does. Where
+    nothing fits surely, the first that is tight."""
+    here = verdict(memory_of(recipe, mesh_lengths(recipe.mesh, devices), program), machine)
     tight = None
     for count, other in _settings(recipe, devices, machine, program):
+        if count > devices and (here != "does not fit" or (tight is not None and tight.devices == devices)):
+            break
         found = verdict(memory_of(other, mesh_lengths(other.mesh, count), program), machine)
-        if found == "does not fit" or (found == "tight" and tight is not None):
+        if found == "does not fit" or (found == "tight" and (tight is not None or here == "tight")):
             continue
         setting = Setting(other, count, tuple(_changes(recipe, other, count)), found)
         if found == "fits":

@@ -9,6 +9,7 @@ All sizes are those of `plan.arithmetic`, which `show` prints too.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,8 +154,9 @@ def make_plan(
     Where its mesh is not for so many, the nearest one is planned that its sizes and batch can be spread over, and said
     in `moved`. EquimoeError if there is none.
     """
-    if wanted_days is not None and not 0 < wanted_days < float("inf"):
-        raise EquimoeError("days", "must be above 0", "Leave it out, or name the days you have", value=wanted_days)
+    if wanted_days is not None and not 1e-3 <= wanted_days <= 1e6:
+        rule = "must be above 0, from 0.001 to 1,000,000"
+        raise EquimoeError("--days", rule, "Leave it out, or name the days you have", value=wanted_days)
     planned, moved = _on(recipe, devices)
     facts = arithmetic(planned, devices=devices, program=program)
     shares = shares or Efficiencies()
@@ -186,6 +188,9 @@ def _on(recipe: Recipe, devices: int) -> tuple[Recipe, tuple[str, ...]]:
     if not problems.found:
         return recipe, ()
     mesh = next(meshes_that_work(recipe.mesh, devices, recipe.model, batch, accumulation=accumulation), None)
+    lengths = [getattr(recipe.mesh, axis) for axis in shape]
+    if -1 not in lengths and math.prod(lengths) == devices:  # the mesh is right, and something else is not
+        problems.raise_if_any(remedy_naming(mesh))
     if mesh is None:
         other = next(meshes_that_work(recipe.mesh, devices, recipe.model, 0), None)
         rows = other and nearest_batch(other, batch, accumulation)

@@ -15,14 +15,22 @@ __all__ = ["draw", "lines"]
 
 def lines(plan: Plan) -> list[str]:
     """What `equimoe plan` prints, but for what is rehearsed: drops and the compiled step."""
-    parts = (_head(plan), _memory(plan), _traffic(plan), _time(plan), _files(plan), _beside_published(plan))
+    parts = (
+        _head(plan),
+        _summary(plan),
+        _memory(plan),
+        _traffic(plan),
+        _time(plan),
+        _files(plan),
+        _beside_published(plan),
+    )
     return [line for part in parts for line in (*part, "")][:-1]
 
 
 def _head(plan: Plan) -> Iterator[str]:
     mesh = " x ".join(f"{axis} {size}" for axis, size in plan.memory.mesh.items())
     work, machine = plan.facts.work, plan.machine
-    yield f"{plan.recipe.name} on {plan.devices:,} x {machine.name} ({plan.files.hosts:,} hosts), mesh {mesh}"
+    yield f"{plan.recipe.name} on {plan.devices:,} x {machine.name} ({_count(plan.files.hosts, 'host')}), mesh {mesh}"
     if plan.moved:
         yield f"  the recipe's mesh is not for so many; planned with {' '.join(plan.moved)}"
     yield (
@@ -32,7 +40,27 @@ def _head(plan: Plan) -> Iterator[str]:
     )
     yield (
         f"  {plan.facts.parameters.total:,} parameters, {plan.facts.parameters.active_published:,} active "
-        "(published rule); an estimate: nothing here has been measured on such devices"
+        f"(published rule)"
+    )
+    dtype = plan.program.compute_dtype if plan.recipe.compute_dtype == "auto" else plan.recipe.compute_dtype
+    yield (
+        f"  counted for the program of GPUs, in {dtype}; an estimate: nothing here has been measured on such devices"
+    )
+
+
+def _summary(plan: Plan) -> Iterator[str]:
+    """The answers, before what they are made of."""
+    usable, time = USABLE * plan.machine.memory_bytes, plan.time.seconds
+    yield (
+        f"  memory  {_SAID[plan.verdict]}: {plan.memory.peak_bytes / GIB:,.1f} GiB needed of {usable / GIB:,.1f} usable"
+    )
+    yield f"  time    {time:,.4g} s a step, {_days(plan.days)} without a fault, {plan.device_hours:,.4g} device-hours"
+    yield f"  MFU     {plan.mfu(time):.1%} (useful FLOPs over the data sheet's peak)"
+
+
+def _days(days: float) -> str:
+    return (
+        f"{days:,.4g} days" if days >= 1 else f"{24 * days:,.3g} hours" if days >= 1 / 24 else f"{1440 * days:,.3g} min"
     )
 
 
@@ -51,17 +79,24 @@ def _memory(plan: Plan) -> Iterator[str]:
         f"is held to {ERROR:.0%} on CPUs: between {(1 - ERROR) * memory.peak_bytes / GIB:,.1f} and "
         f"{(1 + ERROR) * memory.peak_bytes / GIB:,.1f} GiB"
     )
-    said = {
-        "fits": "it fits",
-        "tight": "it may fit: usable memory is within the error of the estimate",
-        "does not fit": "it does not fit",
-    }
-    yield f"  {said[plan.verdict]}" + ("" if plan.verdict == "fits" else f"; the largest term is: {plan.largest_term}")
+    within = "; usable memory is within the error of the estimate" if plan.verdict == "tight" else ""
+    yield f"  {_SAID[plan.verdict]}{within}" + (
+        "" if plan.verdict == "fits" else f"; the largest term is: {plan.largest_term}"
+    )
     if plan.nearest is not None:
         more = f" on {plan.nearest.devices:,} devices" if plan.nearest.devices != plan.devices else ""
         yield f"  the nearest setting that {_fits(plan.nearest.verdict)}: {' '.join(plan.nearest.changes)}{more}"
+    elif plan.verdict == "tight":
+        yield "  no other mesh, micro-batches or waves on these devices were found that fit surely"
     elif plan.verdict != "fits":
         yield "  no other mesh, micro-batches, waves or more devices of this kind were found that fit"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+_SAID = {"fits": "it fits", "tight": "it may fit", "does not fit": "it does not fit"}
 
 
 def _fits(verdict: str) -> str:
@@ -70,7 +105,7 @@ def _fits(verdict: str) -> str:
 
 def _traffic(plan: Plan) -> Iterator[str]:
     yield "Sent by a device in a step"
-    for one in plan.traffic:
+    for one in sorted(plan.traffic, key=lambda one: -one.wire_bytes):
         yield (
             f"  {one.what:<46} {one.kind:<14} {' x '.join(one.axes):<22} {one.group:>4} devices "
             f"{one.times:>6,} x {one.bytes:>15,} bytes, on the wire {one.wire_bytes / GIB:>10,.3f} GiB"
@@ -89,6 +124,8 @@ def _time(plan: Plan) -> Iterator[str]:
             unit = "FLOP" if piece.bound == "compute" else "bytes"
             yield f"  {piece.what:<46} {piece.bound:<10} {piece.amount:>11.4g} {unit:<5} {piece.seconds:>10.4g} s"
     given = ", ".join(f"{name} {getattr(shares, name):.2g}" for name in shares.__dataclass_fields__)
+    small = sum(piece.seconds for piece in time.pieces if piece.seconds < 5e-4 * time.seconds)
+    yield f"  {'others, each below a 2,000th':<46} {'':<29} {small:>10.4g} s"
     yield f"  in all {time.seconds:.4g} s; {time.overlapped_seconds:.4g} s if all that travels were hidden"
     yield f"  assumed shares of the data sheet's rates: {given}"
     flops = plan.facts.flops
@@ -96,9 +133,10 @@ def _time(plan: Plan) -> Iterator[str]:
         f"  FLOPs a token: {flops.per_token_true:,} (true rule), {flops.per_token_published:,} (published rule); "
         f"executed on a device in a step, recomputation and padded rows counted: {time.flops:.4g}"
     )
+    yield "  the published rule counts layers // 4 global layers, the true rule those that there are"
     yield f"  MFU {plan.mfu(time.seconds):.1%} (true rule), {plan.mfu(time.seconds, 'published'):.1%} (published rule)"
     yield (
-        f"  {plan.facts.work.steps:,} steps x {time.seconds:.4g} s = {plan.days:,.4g} days without a fault, "
+        f"  {plan.facts.work.steps:,} steps x {time.seconds:.4g} s = {_days(plan.days)} without a fault, "
         f"{plan.device_hours:,.0f} device-hours"
     )
     if (wanted := plan.wanted_step_seconds) is not None:
@@ -113,7 +151,8 @@ def _files(plan: Plan) -> Iterator[str]:
     yield "Checkpoints and hosts"
     yield (
         f"  a checkpoint: {files.checkpoint_bytes:,} bytes ({files.checkpoint_bytes / GIB:,.1f} GiB), written by "
-        f"{files.hosts:,} hosts at {plan.machine.storage_write / 1e9:g} GB/s each in {files.write_seconds:,.3g} s"
+        f"{_count(files.hosts, 'host')} at {plan.machine.storage_write / 1e9:g} GB/s each in "
+        f"{files.write_seconds:,.3g} s"
     )
     verdict = "" if files.host_bytes <= files.host_memory_bytes else "; that is more than there is"
     yield (

@@ -50,10 +50,9 @@ def require_devices(
         said = f"must be said: an axis of the recipe's mesh takes what is left ({recipe.mesh})"
         problems.require(known, "--devices", None, said, "add --devices N or --racks N")
         count = math.prod(free or 1 if length == -1 else length for length in lengths) if known else 1
-    problems.require(
-        1 <= count <= MOST_DEVICES, "devices", count, f"must be 1 to {MOST_DEVICES:,}", "see --devices, --racks"
-    )
-    whole = count <= machine.host_devices or count % machine.host_devices == 0
+    possible = 1 <= count <= MOST_DEVICES
+    problems.require(possible, "devices", count, f"must be 1 to {MOST_DEVICES:,}", "see --devices, --racks")
+    whole = not possible or count <= machine.host_devices or count % machine.host_devices == 0
     rule = f"must fill hosts of {machine.host_devices} devices, or be fewer than one has"
     nearest = max(1, round(count / machine.host_devices)) * machine.host_devices
     problems.require(whole, "devices", count, rule, f"use {nearest}, or --hardware of another machine")

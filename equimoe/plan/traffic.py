@@ -81,9 +81,11 @@ class _Collectives:
         gains, matrices = (
             sum(self._whole(w) * self._item(w) for w in outside if (len(w.shape) > 1) == wide) for wide in (False, True)
         )
-        yield self.one("first and last norm", "all-gather", axes, self.rounds, 2 * matrices + 3 * gains)
+        # What the forward needs of them is the same for every micro-batch: XLA takes it out of their loop.
+        size = (1 + self.rounds) * matrices + (1 + 2 * self.rounds) * gains
+        yield self.one("first and last norm", "all-gather", axes, 1, size)
         head = self.table["lm_head"].size * self.bytes
-        yield self.one("the head", "all-gather", LOGICAL_TO_MESH["head_vocab"], self.rounds, head)
+        yield self.one("the head", "all-gather", LOGICAL_TO_MESH["head_vocab"], 1, head)
         if self.recipe.transport.kind == "local" and self.shape["expert"] > 1:
             experts = sum(w.size // self.layers for w in self.table.values() if w.component == "experts")
             yield self.one(
@@ -150,12 +152,14 @@ class _Collectives:
         return shards * -(-(pools // shards) // self._width()) * self._width() * self.bytes
 
     def balancing(self) -> Iterator[Traffic]:
-        """Counts of quantile balancing: a pass for every halving."""
+        """Counts of quantile balancing: a pass for every halving; of micro-batches, a histogram for each."""
+        bins, size = self.recipe.optimizer.quantile_balancing_bins, self.recipe.model.num_experts * 4
         if self.rounds > 1:
-            return  # histograms of micro-batches are pooled on every device
-        passes = max(1, self.recipe.optimizer.quantile_balancing_bins.bit_length())
-        size = self.recipe.model.num_experts * 4
-        yield self.one("counts of quantile balancing", "all-reduce", TOKEN_AXES, self.layers * passes, size)
+            times = self.layers * self.rounds
+            yield self.one("histograms of quantile balancing", "all-reduce", TOKEN_AXES, times, max(bins, 4) * size)
+        else:
+            times = self.layers * max(1, bins.bit_length())
+            yield self.one("counts of quantile balancing", "all-reduce", TOKEN_AXES, times, size)
 
     def orthogonalised(self) -> Iterator[Traffic]:
         """Matrices dealt out for Newton-Schulz, and back."""

@@ -49,11 +49,11 @@ def refuse_used(run: Path) -> None:
             value=str(run),
         )
     if (run / METRICS).is_file() and (run / METRICS).stat().st_size:
+        start_over = f"Start it over with `equimoe resume {typed(run)}`, r" if has_begun(run) else "R"
         raise EquimoeError(
             "run",
             "holds a run that was stopped before its first checkpoint, and its metrics would be lost",
-            f"Start it over with `equimoe resume {typed(run)}`, remove the folder,"
-            " or choose another name with --run NAME",
+            f"{start_over}emove the folder, or choose another name with --run NAME",
             value=str(run),
         )
     ours = (LOCK, ASIDE_PREFIX)  # what a start leaves that was killed before it had written recipe.json

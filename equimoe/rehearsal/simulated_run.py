@@ -97,7 +97,7 @@ def write_simulated_run(
         os.rename(work, folder)
         sync_folder(folder.parent)
     except OSError as error:
-        if not is_of_the_disk(error):
+        if not is_of_the_disk(error) and not isinstance(error, FileNotFoundError):
             raise
         raise EquimoeError(
             "simulated run", f"must be writable, but: {error}", "Free some space, or name another", value=str(folder)

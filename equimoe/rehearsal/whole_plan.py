@@ -13,7 +13,7 @@ from equimoe.files import expanded
 from equimoe.hardware import hardware as hardware_named
 from equimoe.pictures import require_picture
 from equimoe.plan.duration import efficiencies
-from equimoe.plan.fixing import write_fitting
+from equimoe.plan.fixing import require_new_recipe, write_fitting
 from equimoe.plan.memory import GIB
 from equimoe.plan.planning import Plan, make_plan
 from equimoe.plan.report import draw, lines
@@ -55,11 +55,16 @@ class WholePlan:
         load: str | None = None,
         picture: Path | None = None,
         faults: FaultOptions | None = None,
+        fix: Path | None = None,
     ) -> WholePlan:
         """Plan a recipe as it is named on the command line. EquimoeError before anything long, if it cannot be."""
         picture = None if picture is None else expanded(str(picture))
         if picture is not None:
             require_picture(picture)
+        if fix is not None:
+            require_new_recipe(expanded(str(fix)))
+        if faults is not None:
+            faults.check()
         machine, shares = hardware_named(hardware), efficiencies(efficiency)
         overrides = with_racks(source, overrides, devices, racks)
         recipe = resolve(source, overrides).recipe
@@ -69,6 +74,8 @@ class WholePlan:
         plan = make_plan(recipe, devices=count, machine=machine, shares=shares, wanted_days=days)
         played = Faults.of(plan, faults) if faults is not None and faults.asked else None
         # First what pretends devices: it must be what starts JAX.
+        if compiled and 8 < count <= MOST_COMPILED:
+            print(f"compiling the step for {count:,} devices; --no-compile leaves it out", file=sys.stderr)
         proof = prove(plan) if compiled and count <= MOST_COMPILED else None
         found = cls(
             source, tuple(overrides), hardware, load, plan, _drops(plan, load) if drops else None, proof, played
@@ -138,9 +145,10 @@ def _drops_line(plan: Plan, drops: Rates, loaded: str | None) -> str:
     one, published = plan.recipe.transport, plan.published
     if one.kind == "local":
         return "Drops: none, the local transport brings experts to tokens"
+    error = "" if drops.total.error is None else f" (+- {drops.total.error:.3%})"
     source = "a model of routing" if loaded is None else f"a model of routing with the skew of {loaded}"
     beside = "" if published is None else f"; the reference run: {published.dropped:.3%}"
     return (
-        f"Drops, by {source} (`equimoe drops`): {drops.total.mean:.3%} of the assignments, "
+        f"Drops, by {source} (`equimoe drops`): {drops.total.mean:.3%}{error} of the assignments, "
         f"{drops.sender.mean:.3%} at the sender and {drops.receiver.mean:.3%} at the receiver{beside}"
     )

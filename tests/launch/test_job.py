@@ -6,7 +6,8 @@ import pytest
 from hostile import HOSTILE
 
 from equimoe.errors import EquimoeError
-from equimoe.launch.job import filled, make_job, write_job
+from equimoe.files import filled
+from equimoe.launch.job import make_job, write_job
 
 DATA = ["data.path=store"]
 

@@ -95,7 +95,7 @@ def test_rungs_of_the_ladder(rung, racks, steps, tokens, flops):
     )
     plan = make_plan(recipe, devices=64 * racks, machine=GB200)
     assert plan.facts.work.total_tokens == pytest.approx(tokens, rel=0.01)
-    assert plan.facts.flops.run_published == pytest.approx(flops, rel=0.02)
+    assert plan.facts.flops.run_published == pytest.approx(flops, rel=0.03)  # two digits are published
     assert plan.verdict == "fits" and 0.02 < plan.mfu(plan.time.seconds) < 0.5
 
 
@@ -195,10 +195,10 @@ def test_show_and_plan_count_the_same(hero):
     ("texts", "said"),
     [
         (["matmull=0.5"], "must be one of matmul, experts"),
-        (["matmul=0"], r"must be a share in \(0, 1\]"),
+        (["matmul=0"], r"must be a share from 0.001 to 1"),
         (["matmul=nan", "memory=2"], "2 problems"),
         (["matmul=0.5", "matmul=0.6"], "is given twice"),
-        (["matmul"], r"must be a share in \(0, 1\]"),
+        (["matmul"], r"must be a share from 0.001 to 1"),
     ],
 )
 def test_wrong_efficiencies_are_said(texts, said):

@@ -61,7 +61,7 @@ def test_a_plan_that_does_not_fit_is_an_error_that_names_what_does(tmp_path):
     with pytest.raises(EquimoeError) as error:
         whole.finish(file)
     said = str(error.value)
-    assert said.startswith("memory of one device: holds 74.5 GiB, and the plan needs ")
+    assert said.startswith("memory of one device: holds 79.0 GiB, and the plan needs ")
     assert "Use schedule.accumulation=" in said and f"wrote {file}" in said
     plan(str(file), hardware="h100").finish(None)  # raises nothing
     plan("tiny").finish(None)

@@ -184,9 +184,8 @@ def _require_shares(problems: Problems, inputs: Inputs) -> None:
     slow = inputs.stragglers
     if slow is not None:
         share, factor = slow.share, slow.slowdown
-        problems.require(
-            _is_number(share) and 0 < share < 1, "stragglers.share", share, "must be in (0, 1)", "leave stragglers out"
-        )
+        fits = _is_number(share) and 1e-6 <= share <= 0.999
+        problems.require(fits, "stragglers.share", share, "must be from 1e-6 to 0.999", "leave stragglers out")
         problems.require(
             _is_number(factor) and 1 <= factor <= 1000, "stragglers.slowdown", factor, "must be in [1, 1000]", "use 1.2"
         )

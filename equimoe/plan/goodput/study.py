@@ -86,6 +86,7 @@ class WhatIf:
     spare_hosts: int
     days: Spread | None
     goodput: Spread | None
+    trials: int = 0
 
 
 def simulate(inputs: Inputs, *, trials: int = 200, seed: int = 0) -> Goodput:
@@ -138,7 +139,7 @@ def what_ifs(inputs: Inputs, *, trials: int = 25, seed: int = 0) -> tuple[WhatIf
     for name, changed in tried.items():
         result = simulate(changed, trials=trials, seed=seed) if keeps_enough(changed) else None
         days, share = (result.days, result.goodput) if result else (None, None)
-        found.append(WhatIf(name, changed.hosts, changed.spare_hosts, days, share))
+        found.append(WhatIf(name, changed.hosts, changed.spare_hosts, days, share, trials))
     return tuple(found)
 
 
@@ -201,9 +202,10 @@ def lines(goodput: Goodput, interval: SaveInterval | None = None, changed: Seque
         *(_row(f"  {LABELS[cause]}", spread, ",.2f") for cause, spread in goodput.lost_days.items() if spread.mean > 0),
     ]
     if interval is not None:
-        found += ["", *_interval_lines(interval)]
+        found += ["", *_interval_lines(interval, inputs.spare_hosts)]
     if changed:
-        found += ["", f"  {'what if':<34}{'hosts':>8}{'days, mean':>14}{'95 %':>10}{'goodput':>12}"]
+        asked = f"what if, {changed[0].trials} runs each"
+        found += ["", f"  {asked:<34}{'hosts':>8}{'days, mean':>14}{'95 %':>10}{'goodput':>12}"]
         found += [_what_if_line(one) for one in changed]
     return found
 
@@ -219,14 +221,15 @@ def _what_if_line(one: WhatIf) -> str:
     return f"{start}{one.days.mean:>14,.2f}{one.days.p95:>10,.2f}{one.goodput.mean:>12.2%}"
 
 
-def _interval_lines(interval: SaveInterval) -> list[str]:
+def _interval_lines(interval: SaveInterval, spare_hosts: int) -> list[str]:
     if interval.best_steps is None:
         return ["  best save interval: without faults no save is worth its time"]
     simulated = any(point.simulated_days is not None for point in interval.points)
+    ready = "for which a spare is always ready" if spare_hosts else "which waits for the repair of every lost host"
     return [
         f"  best save interval {interval.best_minutes:,.1f} min of work = {interval.best_steps:,} steps; "
         f"Young {interval.young_minutes:,.1f} min, Daly {interval.daly_minutes:,.1f} min",
-        "  days by formula, for which a spare is always ready" + ", and simulated" * simulated,
+        f"  days by formula, {ready}" + ", and simulated" * simulated,
         f"  {'  a save every':<28}{'steps':>12}{'days':>12}" + f"{'simulated':>12}" * simulated,
         *(_interval_line(point, point.steps == interval.best_steps) for point in interval.points),
     ]
