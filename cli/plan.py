@@ -218,6 +218,8 @@ def _give(text: str, facts: dict[str, Any], out: str | None, force: bool, as_jso
     from equimoe.files import expanded, typed
     from equimoe.launch.job import write_job
 
+    if facts["warning"] is not None:
+        typer.echo(facts["warning"], err=True)
     if out is not None:
         write_job(text, expanded(out), force=force)
     if as_json:

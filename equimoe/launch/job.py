@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from equimoe.axes import MeshAxis
 from equimoe.errors import EquimoeError, Problems
-from equimoe.hardware import hardware
+from equimoe.hardware import Hardware, hardware
 from equimoe.parallel.mesh_fit import meshes_that_work, remedy_naming, require_mesh
-from equimoe.plan.fit import USABLE
+from equimoe.parallel.program import GPU
+from equimoe.plan.fit import USABLE, verdict
+from equimoe.plan.memory import GIB, memory_of
 from equimoe.plan.target import DEFAULT_HARDWARE, require_devices, with_racks
 from equimoe.recipe import Recipe
 from equimoe.recipe.resolve import resolve
@@ -50,6 +53,7 @@ class Job:
     host_processes: int  # one a device of a host
     rack_hosts: int  # hosts of one fast domain
     mesh: Mapping[str, int]
+    warning: str | None = None  # what is legal and will not work: more than a device holds
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -113,6 +117,18 @@ def make_job(
         host_processes=min(count, machine.host_devices),
         rack_hosts=max(1, machine.rack_devices // machine.host_devices),
         mesh=shape,
+        warning=_memory_warning(resolved, shape, machine),
+    )
+
+
+def _memory_warning(recipe: Recipe, shape: Mapping[MeshAxis, int], machine: Hardware) -> str | None:
+    """Where `equimoe plan` says that it does not fit, whatever the error of its estimate."""
+    memory = memory_of(recipe, shape, GPU)
+    if verdict(memory, machine) != "does not fit":
+        return None
+    return (
+        f"warning: by `equimoe plan` a device needs {memory.peak_bytes / GIB:,.1f} GiB and has "
+        f"{USABLE * machine.memory_bytes / GIB:,.1f} to use; the plan names what fits"
     )
 
 

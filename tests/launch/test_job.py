@@ -51,6 +51,12 @@ def test_hosts(devices, hardware, hosts, processes, segment):
     assert (job.devices, job.hosts, job.host_processes, job.segment_hosts) == (devices, hosts, processes, segment)
 
 
+def test_what_does_not_fit_is_warned_of():
+    changes = [*DATA, "schedule.batch_sequences=1024", "mesh.replica=1"]
+    assert "a device needs " in make_job("hero", changes, devices=64, hardware_name="h100").warning
+    assert make_job("hero", DATA).warning is None  # may fit
+
+
 def test_hardware_of_ones_own(tmp_path):
     own = tmp_path / "own.toml"
     own.write_text('[lab]\nlike = "h100"\nhost_devices = 2\nrack_devices = 4\n')
