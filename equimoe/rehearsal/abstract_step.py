@@ -74,8 +74,8 @@ def compile_step(recipe: Recipe) -> CompiledStep:
         for dtype in (jnp.int32, jnp.int32, jnp.float32)
     ]
     lowered = step_of(recipe, optimizer, mesh, state).lower(state, *batch, jax.ShapeDtypeStruct((), jnp.bool_))
-    # Nothing runs it, so that nothing is optimised: half the time.
-    compiled = lowered.compile(compiler_options=dict(capabilities().run_once_options))
+    # Nothing runs it, so that nothing is optimised.
+    compiled = lowered.compile(compiler_options=dict(capabilities().never_run_options))
     memory = compiled.memory_analysis()
     return CompiledStep(
         argument_bytes=memory.argument_size_in_bytes,
