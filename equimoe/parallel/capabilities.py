@@ -89,13 +89,12 @@ def capabilities() -> Capabilities:
         peak_flops=known.bf16_flops if on_gpu and known else None,
         # XLA's own choice on CPU, YNNPACK, multiplies small matrices at half the rate of Eigen: 55 against 111 GFLOP/s
         # for 192 products of 128^3, 128 against 235 for [4096, 256] x [256, 256] (2 cores, jax 0.10.2).
-        # Its schedule for concurrency keeps more arrays at a time: 16 to 35 % more memory and the same time per step.
+        # Its schedule for concurrency keeps more arrays at a time: 16 to 35 % more memory, the same time per step. Not in
+        # many processes: with the other, their collectives came in different orders (gloo ends, or both wait for ever).
         run_often_options={}
         if on_gpu
-        else {
-            "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE",
-            "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
-        },
+        else {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
+        | ({"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"} if jax.process_count() == 1 else {}),
         # Random initialisation spends its time in LLVM: 25 s optimised, 4.5 s not, for the tiny model on 2 cores.
         run_once_options={} if on_gpu else _UNOPTIMISED,
         # A third of the time (27 -> 9 s for the tiny step on 8 devices), with the same buffers; unknown to jax 0.12.

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from equimoe.errors import EquimoeError
+from equimoe.parallel.program import CPU
 from equimoe.plan.arithmetic import arithmetic, lines
 from equimoe.recipe import HeldOutSet
 from equimoe.recipe.recipe_json import recipe_from_json, recipe_to_json
@@ -144,7 +145,7 @@ def test_recipe_json_keeps_them_and_reads_them_strictly():
 
 def test_show_prints_them_as_lines_that_can_be_given_back():
     recipe = resolve("tiny", ["evals.code=a,b", "evals.prose=c", "evals.prose.every_steps=5"]).recipe
-    facts = arithmetic(recipe, devices=1, compute_dtype="float32")
+    facts = arithmetic(recipe, devices=1, program=CPU)
     shown = [line.strip() for line in lines(recipe, facts) if line.startswith("  evals.")]
     assert "evals.prose.every_steps=5" in shown and "evals.code.every_steps=none" in shown
     assert resolve("tiny", shown).recipe == recipe
