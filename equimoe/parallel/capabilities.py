@@ -89,8 +89,8 @@ def capabilities() -> Capabilities:
         peak_flops=known.bf16_flops if on_gpu and known else None,
         # XLA's own choice on CPU, YNNPACK, multiplies small matrices at half the rate of Eigen: 55 against 111 GFLOP/s
         # for 192 products of 128^3, 128 against 235 for [4096, 256] x [256, 256] (2 cores, jax 0.10.2).
-        # Its schedule for concurrency keeps more arrays at a time: 16 to 35 % more memory, the same time per step. Not for
-        # many processes: their collectives came in different orders (seen: gloo ends, or both wait for ever).
+        # Its schedule for concurrency keeps more arrays at a time: 16 to 35 % more memory, the same time per step. It
+        # stays for many processes: with the other, collectives came in different orders (gloo ends, or all wait).
         run_often_options={}
         if on_gpu
         else {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
