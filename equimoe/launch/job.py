@@ -31,8 +31,6 @@ from equimoe.recipe.run_folder import run_path
 
 __all__ = ["Job", "make_job", "write_job"]
 
-# Of a device's memory, taken by JAX when it starts: its default of 0.75 leaves large runs no room.
-MEMORY_FRACTION = USABLE
 START_TIMEOUT_SECONDS = 1800  # that processes wait for each other: a host that was lost is replaced in that time
 START_MINUTES, STALE_MINUTES = 80, 15  # without progress, at the start and after it (hero_spec section 7)
 STOP_SECONDS = 300  # from the signal to the end: a step and a save

@@ -25,7 +25,6 @@ from equimoe import __version__
 from equimoe.errors import EquimoeError, Problems
 from equimoe.files import filled
 from equimoe.launch.job import (
-    MEMORY_FRACTION,
     STALE_MINUTES,
     START_MINUTES,
     START_TIMEOUT_SECONDS,
@@ -33,6 +32,7 @@ from equimoe.launch.job import (
     Job,
 )
 from equimoe.parallel.processes.place import PORT
+from equimoe.plan.fit import USABLE
 
 __all__ = ["DEFAULT_MOUNT", "manifests", "on_volume"]
 
@@ -313,7 +313,7 @@ def manifests(job: Job, *, image: str = DEFAULT_IMAGE, mount: str = DEFAULT_MOUN
         "STALE_MINUTES": str(STALE_MINUTES),
         "START_MINUTES": str(START_MINUTES),
         "START_TIMEOUT": str(START_TIMEOUT_SECONDS),
-        "MEMORY_FRACTION": str(MEMORY_FRACTION),
+        "MEMORY_FRACTION": str(USABLE),
         "SEGMENT_HOSTS": str(segment),
         "RACK_DEVICES": str(segment * job.host_processes),
         "LAST_OF_SEGMENT": str(segment - 1),

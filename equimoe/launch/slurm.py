@@ -22,13 +22,13 @@ from equimoe import __version__
 from equimoe.errors import Problems
 from equimoe.files import filled
 from equimoe.launch.job import (
-    MEMORY_FRACTION,
     STALE_MINUTES,
     START_MINUTES,
     START_TIMEOUT_SECONDS,
     STOP_SECONDS,
     Job,
 )
+from equimoe.plan.fit import USABLE
 
 __all__ = ["script"]
 
@@ -195,7 +195,7 @@ def script(job: Job, *, partition: str | None = None, account: str | None = None
         "RUN": bash_word(job.run),
         "COMMAND": " ".join(bash_word(word) for word in job.command),
         "START_TIMEOUT": str(START_TIMEOUT_SECONDS),
-        "MEMORY_FRACTION": str(MEMORY_FRACTION),
+        "MEMORY_FRACTION": str(USABLE),
         "START_MINUTES": str(START_MINUTES),
         "STALE_MINUTES": str(STALE_MINUTES),
     }

@@ -23,7 +23,8 @@ class Deal:
     cut: dict[int, tuple[MeshAxis, ...]]  # 1 rows, 2 columns
     matrices: int  # that a device has pieces of, or whole ones
     shared: tuple[MeshAxis, ...]  # axes of copies that take a share of the work each
-    parts: int  # devices that the work is dealt over, sharing included
+    pieces: int  # devices that hold a piece each of one matrix
+    sharers: int  # copies that share the work
     padded: int  # matrices, with the zeros that make them divide
 
 
@@ -36,8 +37,8 @@ def deal(axes: Sequence[LogicalAxis], shape: Sequence[int], lengths: Mapping[Mes
     matrices = math.prod(size // math.prod(lengths[a] for a in names) for size, names in stacks)
     dealt = math.prod(lengths[a] for names in cut.values() for a in names)
     shared = _sharing(matrices, dealt, {a: lengths[a] for a in copies})
-    parts = dealt * math.prod(lengths[a] for a in shared)
-    return Deal(over, cut, matrices, shared, parts, -(-matrices // parts) * parts)
+    sharers = math.prod(lengths[a] for a in shared)
+    return Deal(over, cut, matrices, shared, dealt, sharers, -(-matrices // (dealt * sharers)) * dealt * sharers)
 
 
 def _sharing(matrices: int, dealt: int, copies: Mapping[MeshAxis, int]) -> tuple[MeshAxis, ...]:

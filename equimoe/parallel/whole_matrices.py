@@ -9,7 +9,6 @@ cut, are not moved there at all. A count that does not divide is padded with zer
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import jax
@@ -53,7 +52,7 @@ def _dealt_out(function, stack: Array, axes: tuple[LogicalAxis, ...], mesh) -> A
         matrices = own.reshape(-1, *own.shape[-2:])
         x = jnp.pad(matrices, ((0, plan.padded - plan.matrices), (0, 0), (0, 0)))
         if plan.shared:
-            share = len(x) // math.prod(mesh.shape[axis] for axis in plan.shared)
+            share = len(x) // plan.sharers
             x = jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(plan.shared) * share, share)
         for axis, names in plan.cut.items():
             x = jax.lax.all_to_all(x, names, split_axis=0, concat_axis=axis, tiled=True)

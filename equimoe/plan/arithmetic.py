@@ -373,14 +373,8 @@ def _memory_lines(recipe: Recipe, memory: Memory) -> list[str]:
 
 def _moment_lines(memory: Memory) -> list[str]:
     """The fullest moment of a step, term by term."""
-    terms = {"weights and optimizer state": memory.argument_bytes, **memory.phases[memory.fullest]}
-    if memory.library:
-        terms["communication library, allowed for"] = memory.library
-    others = ", ".join(
-        f"{name} {_gib(memory.argument_bytes + sum(phase.values()) + memory.library)}"
-        for name, phase in memory.phases.items()
-        if name != memory.fullest
-    )
+    terms = {"weights and optimizer state": memory.argument_bytes, **memory.beside_state}
+    others = ", ".join(f"{name} {_gib(memory.bytes_at(name))}" for name in memory.phases if name != memory.fullest)
     return [
         f"  the fullest moment of a step, estimated from the shapes: {memory.fullest}",
         *(f"    {name:<46} {size:>19,}" for name, size in terms.items()),

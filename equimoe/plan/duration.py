@@ -82,10 +82,14 @@ class StepTime:
         return sum(piece.seconds for piece in self.pieces)
 
     @property
+    def sent_seconds(self) -> float:
+        """Of them, what travels."""
+        return sum(piece.seconds for piece in self.pieces if piece.bound in ("rack link", "network"))
+
+    @property
     def overlapped_seconds(self) -> float:
         """If everything that travels did so while something is computed."""
-        sent = sum(p.seconds for p in self.pieces if p.bound in ("rack link", "network"))
-        return max(sent, self.seconds - sent)
+        return max(self.sent_seconds, self.seconds - self.sent_seconds)
 
     @property
     def flops(self) -> float:
@@ -158,10 +162,7 @@ def _computed(recipe: Recipe, memory: Memory, program: Program, shares: Efficien
     for weight in table.values():
         if weight.group == "muonh":
             plan, (small, large) = deal(weight.axes, weight.shape, shape), sorted(weight.shape[-2:])
-            cut = math.prod(shape[a] for names in plan.cut.values() for a in names)
-            shared = math.prod(shape[a] for a in plan.shared)
-            matrices = plan.padded / shared / cut
-            total += matrices * steps * (4 * small * small * large + 2 * small**3)
+            total += plan.padded / plan.sharers / plan.pieces * steps * (4 * small * small * large + 2 * small**3)
     yield "Newton-Schulz", total, shares.newton_schulz
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,9 +17,10 @@ from equimoe.plan.arithmetic import mesh_lengths
 from equimoe.plan.memory import Memory, memory_of
 from equimoe.recipe import Mesh, Recipe
 
-__all__ = ["ERROR", "USABLE", "Setting", "Verdict", "nearest_setting", "verdict"]
+__all__ = ["ERROR", "SAYS", "USABLE", "Setting", "Verdict", "nearest_setting", "verdict"]
 
 Verdict = Literal["fits", "tight", "does not fit"]
+SAYS: Mapping[Verdict, str] = {"fits": "fits", "tight": "may fit", "does not fit": "does not fit"}  # of it
 USABLE = 0.92  # of a device's memory, as job files ask for (XLA_PYTHON_CLIENT_MEM_FRACTION); NCCL and CUDA need some
 ERROR = 0.10  # of the estimate, either way: what tests hold it to, on CPUs
 _MESHES = 32  # tried for a number of devices, the nearest first
@@ -42,6 +43,11 @@ class Setting:
     devices: int
     changes: tuple[str, ...]
     verdict: Verdict
+
+    def typed(self, devices: int) -> str:
+        """The changes, and the devices where they are not as many as there were."""
+        more = f" on {self.devices:,} devices" if self.devices != devices else ""
+        return f"{' '.join(self.changes)}{more}"
 
 
 def nearest_setting(recipe: Recipe, devices: int, machine: Hardware, program: Program) -> Setting | None:

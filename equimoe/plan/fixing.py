@@ -7,6 +7,7 @@ from pathlib import Path
 
 from equimoe.errors import EquimoeError, first_line
 from equimoe.files import filled, write_file
+from equimoe.plan.fit import SAYS
 from equimoe.plan.planning import Plan
 
 __all__ = ["require_new_recipe", "write_fitting"]
@@ -62,7 +63,7 @@ def write_fitting(plan: Plan, source: str, overrides: list[str], hardware: str, 
     file = Path(source).expanduser()
     values = {
         "SOURCE": _plain(plan.recipe.name),
-        "VERDICT": "may fit" if plan.nearest and plan.nearest.verdict == "tight" else "fits",
+        "VERDICT": SAYS[plan.nearest.verdict if plan.nearest else plan.verdict],
         "DEVICES": f"{devices}",
         "MACHINE": _plain(plan.machine.name),
         "FILE": _plain(path.name),

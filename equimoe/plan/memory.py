@@ -116,9 +116,19 @@ class Memory:
         return max(self.phases, key=lambda name: sum(self.phases[name].values()))
 
     @property
+    def beside_state(self) -> dict[str, int]:
+        """Bytes by term of what the fullest moment holds beside weights and optimizer state."""
+        library = {"communication library, allowed for": self.library} if self.library else {}
+        return self.phases[self.fullest] | library
+
+    def bytes_at(self, moment: str) -> int:
+        """Of a moment in all."""
+        return self.argument_bytes + sum(self.phases[moment].values()) + self.library
+
+    @property
     def peak_bytes(self) -> int:
         """An estimate (module docstring): state, and what the fullest moment holds beside it."""
-        return self.argument_bytes + sum(self.phases[self.fullest].values()) + self.library
+        return self.bytes_at(self.fullest)
 
 
 def program_of(recipe: Recipe, here: Program) -> Program:
@@ -165,7 +175,8 @@ def memory_of(recipe: Recipe, shape: Mapping[MeshAxis, int], program: Program) -
 
 
 def compute_bytes(recipe: Recipe, program: Program) -> int:
-    return DTYPE_BYTES[program.compute_dtype if recipe.compute_dtype == "auto" else recipe.compute_dtype]
+    """Of a number that products are made of."""
+    return DTYPE_BYTES[recipe.computed_in(program.compute_dtype).compute_dtype]
 
 
 def _bytes(weight: Weight, size: int, gradient_copies: int) -> StateBytes:

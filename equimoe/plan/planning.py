@@ -93,12 +93,10 @@ class Plan:
     def terms(self) -> dict[str, int]:
         """Bytes of a device at the fullest moment, by term."""
         groups = self.memory.state_per_device.values()
-        library = {"communication library, allowed for": self.memory.library} if self.memory.library else {}
         return {
             "weights": sum(group.weights for group in groups),
             "optimizer state": sum(group.optimizer for group in groups),
-            **self.memory.phases[self.memory.fullest],
-            **library,
+            **self.memory.beside_state,
         }
 
     @property

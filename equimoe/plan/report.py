@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from equimoe.pictures import picture
-from equimoe.plan.fit import ERROR, USABLE
+from equimoe.plan.fit import ERROR, SAYS, USABLE
 from equimoe.plan.memory import GIB
-from equimoe.plan.planning import SECONDS_A_DAY, Plan
+from equimoe.plan.planning import Plan
 
 __all__ = ["draw", "lines"]
 
@@ -42,7 +42,7 @@ def _head(plan: Plan) -> Iterator[str]:
         f"  {plan.facts.parameters.total:,} parameters, {plan.facts.parameters.active_published:,} active "
         f"(published rule)"
     )
-    dtype = plan.program.compute_dtype if plan.recipe.compute_dtype == "auto" else plan.recipe.compute_dtype
+    dtype = plan.recipe.computed_in(plan.program.compute_dtype).compute_dtype
     yield (
         f"  counted for the program of GPUs, in {dtype}; an estimate: nothing here has been measured on such devices"
     )
@@ -51,9 +51,8 @@ def _head(plan: Plan) -> Iterator[str]:
 def _summary(plan: Plan) -> Iterator[str]:
     """The answers, before what they are made of."""
     usable, time = USABLE * plan.machine.memory_bytes, plan.time.seconds
-    yield (
-        f"  memory  {_SAID[plan.verdict]}: {plan.memory.peak_bytes / GIB:,.1f} GiB needed of {usable / GIB:,.1f} usable"
-    )
+    needed = f"{plan.memory.peak_bytes / GIB:,.1f} GiB needed of {usable / GIB:,.1f} usable"
+    yield f"  memory  it {SAYS[plan.verdict]}: {needed}"
     yield f"  time    {time:,.4g} s a step, {_days(plan.days)} without a fault, {plan.device_hours:,.4g} device-hours"
     yield f"  MFU     {plan.mfu(time):.1%} (useful FLOPs over the data sheet's peak)"
 
@@ -70,9 +69,9 @@ def _memory(plan: Plan) -> Iterator[str]:
     for term, size in plan.terms.items():
         yield f"  {term:<46} {size:>19,} {size / GIB:>9,.2f} GiB"
     yield f"  {'in all':<46} {memory.peak_bytes:>19,} {memory.peak_bytes / GIB:>9,.2f} GiB"
-    for name, phase in memory.phases.items():
+    for name in memory.phases:
         if name != memory.fullest:
-            size = memory.argument_bytes + sum(phase.values()) + memory.library
+            size = memory.bytes_at(name)
             yield f"  at another moment, {name:<27} {size:>19,} {size / GIB:>9,.2f} GiB"
     yield (
         f"  usable: {USABLE:.0%} of {plan.machine.memory_bytes / GIB:,.1f} GiB = {usable / GIB:,.1f} GiB; the estimate "
@@ -80,12 +79,11 @@ def _memory(plan: Plan) -> Iterator[str]:
         f"{(1 + ERROR) * memory.peak_bytes / GIB:,.1f} GiB"
     )
     within = "; usable memory is within the error of the estimate" if plan.verdict == "tight" else ""
-    yield f"  {_SAID[plan.verdict]}{within}" + (
+    yield f"  it {SAYS[plan.verdict]}{within}" + (
         "" if plan.verdict == "fits" else f"; the largest term is: {plan.largest_term}"
     )
     if plan.nearest is not None:
-        more = f" on {plan.nearest.devices:,} devices" if plan.nearest.devices != plan.devices else ""
-        yield f"  the nearest setting that {_fits(plan.nearest.verdict)}: {' '.join(plan.nearest.changes)}{more}"
+        yield f"  the nearest setting that {SAYS[plan.nearest.verdict]}: {plan.nearest.typed(plan.devices)}"
     elif plan.verdict == "tight":
         yield "  no other mesh, micro-batches or waves on these devices were found that fit surely"
     elif plan.verdict != "fits":
@@ -94,13 +92,6 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-_SAID = {"fits": "it fits", "tight": "it may fit", "does not fit": "it does not fit"}
-
-
-def _fits(verdict: str) -> str:
-    return {"fits": "fits", "tight": "may fit"}[verdict]
 
 
 def _traffic(plan: Plan) -> Iterator[str]:
@@ -186,7 +177,7 @@ def _beside_published(plan: Plan) -> Iterator[str]:
         f"{plan.machine.bf16_flops / 1e12:,.0f} TFLOP/s a device; so its peak or its rule differs by "
         f"{abs(published_flops / known.step_seconds - 1):.0%} from ours"
     )
-    sent = sum(p.seconds for p in plan.time.pieces if p.bound in ("rack link", "network"))
+    sent = plan.time.sent_seconds
     yield (
         f"    planned: {plan.time.seconds - sent:,.1f} s to compute, {sent:,.1f} s to send, none of it at the same "
         "time; the reference overlaps some, and its kernels reach other shares than those assumed"
@@ -221,6 +212,5 @@ def draw(plan: Plan, path: Path) -> None:
         for bound, colour in colours.items():
             right.barh([], [], color=colour, label=bound)
         right.legend()
-        days = plan.time.seconds * plan.facts.work.steps / SECONDS_A_DAY
         left.set_title(f"{plan.recipe.name} on {plan.devices:,} x {plan.machine.name}")
-        right.set_title(f"{days:,.3g} days without a fault")
+        right.set_title(f"{plan.days:,.3g} days without a fault")

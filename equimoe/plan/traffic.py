@@ -171,13 +171,12 @@ class _Collectives:
                 continue
             plan = deal(weight.axes, weight.shape, self.shape)
             matrix = math.prod(weight.shape[-2:]) * item
-            pieces = math.prod(self.shape[a] for names in plan.cut.values() for a in names)
-            share = plan.padded // math.prod(self.shape[a] for a in plan.shared)
+            share = plan.padded // plan.sharers
             for names in plan.cut.values():
                 key = ("matrices dealt out, and back", "all-to-all", names, 2)
-                sums[key] = sums.get(key, 0) + share * matrix // pieces
+                sums[key] = sums.get(key, 0) + share * matrix // plan.pieces
             if plan.shared:
                 key = ("matrices shared with copies", "all-gather", plan.shared, 1)
-                sums[key] = sums.get(key, 0) + plan.padded * matrix // pieces
+                sums[key] = sums.get(key, 0) + plan.padded * matrix // plan.pieces
         for (what, kind, names, times), size in sums.items():
             yield self.one(what, kind, names, times, size)

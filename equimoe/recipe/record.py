@@ -310,6 +310,14 @@ class Recipe:
     def total_tokens(self) -> int:
         return self.schedule.steps * self.tokens_per_step
 
+    def computed_in(self, dtype: str) -> Recipe:
+        """With `auto` replaced: by `dtype` what is computed in, by that what Newton-Schulz is."""
+        dtype = dtype if self.compute_dtype == "auto" else self.compute_dtype
+        newton_schulz = self.optimizer.newton_schulz_dtype
+        newton_schulz = dtype if newton_schulz == "auto" else newton_schulz
+        optimizer = dataclasses.replace(self.optimizer, newton_schulz_dtype=newton_schulz)
+        return dataclasses.replace(self, compute_dtype=dtype, optimizer=optimizer)
+
     def to_dict(self) -> dict:
         return dataclasses.asdict(self)
 

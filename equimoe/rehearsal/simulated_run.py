@@ -27,10 +27,11 @@ import numpy as np
 
 from equimoe.counting import training_flops_per_token
 from equimoe.errors import EquimoeError, Problems
-from equimoe.evaluate import Score, macro_and_micro
-from equimoe.files import aside, is_of_the_disk, sync_folder
+from equimoe.evaluate import Score
+from equimoe.files import aside, sync_folder
 from equimoe.hardware import Hardware, hardware
 from equimoe.hub.new_folder import is_free, new_folder
+from equimoe.parallel.program import GPU
 from equimoe.plan.goodput.inputs import Inputs
 from equimoe.plan.goodput.interval import refuse_endless
 from equimoe.plan.goodput.trial import NANO, Event, Trial
@@ -39,7 +40,7 @@ from equimoe.recipe.recipe_json import new_provenance, recipe_to_json
 from equimoe.rehearsal.plausible import BYTES_PER_TOKEN, Plausible
 from equimoe.train.metrics import RunLog, rewound
 from equimoe.train.report import norms_due, rate_schedules, step_values
-from equimoe.train.scoring import HELDOUT, due_sets
+from equimoe.train.scoring import HELDOUT, due_sets, mean_values, set_values
 
 __all__ = ["SimulatedRun", "write_simulated_run"]
 
@@ -82,7 +83,7 @@ def write_simulated_run(
     if not is_free(folder, "simulated run"):
         raise EquimoeError("simulated run", "its folder must be new or empty", "Name another", value=str(folder))
     machine = machine or hardware("gb200")
-    recipe = _concrete(recipe)
+    recipe = recipe.computed_in(GPU.compute_dtype)  # as a run on accelerators would have it
     work = aside(folder)
     trace: list[Event] = []
     Trial(inputs, seed, 0, trace).run()
@@ -96,9 +97,7 @@ def write_simulated_run(
         written = sum(file.stat().st_size for file in work.iterdir())
         os.rename(work, folder)
         sync_folder(folder.parent)
-    except OSError as error:
-        if not is_of_the_disk(error) and not isinstance(error, FileNotFoundError):
-            raise
+    except OSError as error:  # only files of this folder are touched here
         raise EquimoeError(
             "simulated run", f"must be writable, but: {error}", "Free some space, or name another", value=str(folder)
         ) from error
@@ -119,16 +118,6 @@ def _require(recipe: Recipe, inputs: Inputs, seed: int, until_step: int | None) 
     rule = f"must be the recipe's ({usual})"
     problems.require(every == usual, "evaluation_every_steps", every, rule, "use goodput_of")
     problems.raise_if_any()
-
-
-def _concrete(recipe: Recipe) -> Recipe:
-    """As a run on accelerators would have it."""
-    dtype = "bfloat16" if recipe.compute_dtype == "auto" else recipe.compute_dtype
-    newton_schulz = recipe.optimizer.newton_schulz_dtype
-    optimizer = dataclasses.replace(
-        recipe.optimizer, newton_schulz_dtype=dtype if newton_schulz == "auto" else newton_schulz
-    )
-    return dataclasses.replace(recipe, compute_dtype=dtype, optimizer=optimizer)
 
 
 class _Log(RunLog):
@@ -263,12 +252,7 @@ class _Writer:
                 self.log.write("metrics", {"step": self.step, **self._means()})
                 continue
             score = self._score(name)
-            line = {
-                "step": self.step,
-                f"eval_loss/{name}": score.loss,
-                f"eval_bits_per_byte/{name}": score.bits_per_byte,
-                f"eval_tokens/{name}": score.tokens,
-            }
+            line = {"step": self.step, **set_values(name, score)}
             if self._recipe.transport.kind != "local" and not self._recipe.transport.balanced:
                 line[f"eval_loss_as_trained/{name}"] = score.loss * 1.001
             self.log.write("metrics", line)
@@ -277,14 +261,7 @@ class _Writer:
 
     def _means(self) -> dict[str, float | int]:
         sets = {name: self._score(name) for name in (HELDOUT, *self._recipe.evals)}
-        macro, micro = macro_and_micro(sets, sum(self._text_bytes(name) for name in sets))
-        return {
-            "eval_loss/macro": macro.loss,
-            "eval_bits_per_byte/macro": macro.bits_per_byte,
-            "eval_loss/micro": micro.loss,
-            "eval_bits_per_byte/micro": micro.bits_per_byte,
-            "eval_tokens/micro": micro.tokens,
-        }
+        return mean_values(sets, sum(self._text_bytes(name) for name in sets))
 
     def _text_bytes(self, name: str) -> int:
         return self._recipe.data.heldout_max_bytes if name == HELDOUT else self._recipe.evals[name].max_bytes

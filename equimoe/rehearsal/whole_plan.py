@@ -13,6 +13,7 @@ from equimoe.files import expanded
 from equimoe.hardware import hardware as hardware_named
 from equimoe.pictures import require_picture
 from equimoe.plan.duration import efficiencies
+from equimoe.plan.fit import SAYS
 from equimoe.plan.fixing import require_new_recipe, write_fitting
 from equimoe.plan.memory import GIB
 from equimoe.plan.planning import Plan, make_plan
@@ -118,9 +119,7 @@ class WholePlan:
         if nearest is None:
             remedy = "Use larger devices, more of them, or a smaller model"
         else:
-            more = f" on {nearest.devices:,} devices" if nearest.devices != plan.devices else ""
-            fits = "fits" if nearest.verdict == "fits" else "may fit"
-            remedy = f"Use {' '.join(nearest.changes)}{more}, the nearest setting that {fits}{written}"
+            remedy = f"Use {nearest.typed(plan.devices)}, the nearest setting that {SAYS[nearest.verdict]}{written}"
         raise EquimoeError(
             "memory of one device",
             f"holds {plan.machine.memory_bytes / GIB:,.1f} GiB, and the plan needs "

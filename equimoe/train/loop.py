@@ -186,12 +186,7 @@ def _less_memory(recipe: Recipe) -> str:
 
 def concrete(recipe: Recipe) -> Recipe:
     """`auto` replaced by what this machine does, data named for good: a run resumes the same from any folder."""
-    dtype = capabilities().compute_dtype if recipe.compute_dtype == "auto" else recipe.compute_dtype
-    newton_schulz = recipe.optimizer.newton_schulz_dtype
-    optimizer = dataclasses.replace(
-        recipe.optimizer, newton_schulz_dtype=dtype if newton_schulz == "auto" else newton_schulz
-    )
-    return absolute(dataclasses.replace(recipe, compute_dtype=dtype, optimizer=optimizer))
+    return absolute(recipe.computed_in(capabilities().compute_dtype))
 
 
 @dataclass

@@ -18,7 +18,7 @@ from equimoe.model.transformer import Transformer
 from equimoe.recipe import Recipe
 from equimoe.train.metrics import RunLog, read_lines
 
-__all__ = ["HELDOUT", "due_sets", "missing_sets", "score_sets"]
+__all__ = ["HELDOUT", "due_sets", "mean_values", "missing_sets", "score_sets", "set_values"]
 
 HELDOUT = "heldout"  # the held-out split of the training data
 MEANS = ("macro", "micro")
@@ -73,12 +73,7 @@ def score_sets(
         score = evaluate(scorer, model, (batch() for batch in batches), store.total_text_bytes, stop=stop)
         if score is None:
             return False
-        line = {
-            "step": step,
-            f"eval_loss/{name}": score.loss,
-            f"eval_bits_per_byte/{name}": score.bits_per_byte,
-            f"eval_tokens/{name}": score.tokens,
-        }
+        line = {"step": step, **set_values(name, score)}
         title = "held-out" if name == HELDOUT else name
         said = f"step {step}  {title} loss {score.loss:.4f}  bits per byte {score.bits_per_byte:.4f}"
         if as_trained is not None:
@@ -101,11 +96,23 @@ def _means(log: RunLog, stores: Mapping[str, TokenStore], step: int) -> dict[str
         name: Score(values[f"eval_loss/{name}"], values[f"eval_bits_per_byte/{name}"], values[f"eval_tokens/{name}"])
         for name in stores
     }
-    macro, micro = macro_and_micro(scores, sum(store.total_text_bytes for store in stores.values()))
+    return mean_values(scores, sum(store.total_text_bytes for store in stores.values()))
+
+
+def set_values(name: str, score: Score) -> dict[str, float | int]:
+    """What the line of a held-out set says of its score."""
+    return {
+        f"eval_loss/{name}": score.loss,
+        f"eval_bits_per_byte/{name}": score.bits_per_byte,
+        f"eval_tokens/{name}": score.tokens,
+    }
+
+
+def mean_values(scores: Mapping[str, Score], text_bytes: int) -> dict[str, float | int]:
+    """What the line of the means says. `text_bytes`: of all sets."""
+    macro, micro = macro_and_micro(scores, text_bytes)
     return {
         "eval_loss/macro": macro.loss,
         "eval_bits_per_byte/macro": macro.bits_per_byte,
-        "eval_loss/micro": micro.loss,
-        "eval_bits_per_byte/micro": micro.bits_per_byte,
-        "eval_tokens/micro": micro.tokens,
+        **set_values("micro", micro),
     }

@@ -25,14 +25,6 @@ def _compile_once(monkeypatch):
     compile_once(monkeypatch)
 
 
-@pytest.fixture
-def stopped(tiny, tmp_path) -> Path:
-    """A copy of the run as it was at step 8."""
-    run = shutil.copytree(tiny.run, tmp_path / "run")
-    shutil.rmtree(run / "checkpoints" / "12")
-    return run
-
-
 def same_metrics(tiny, run: Path) -> bool:
     return (run / "metrics.jsonl").read_bytes() == (tiny.run / "metrics.jsonl").read_bytes()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -25,14 +24,6 @@ OLDER_POSITION = b'{\n "format": "equimoe-checkpoint",\n "version": 1,\n "step":
 @pytest.fixture(autouse=True)
 def _compile_once(monkeypatch):
     compile_once(monkeypatch)
-
-
-@pytest.fixture
-def stopped(tiny, tmp_path) -> Path:
-    """A copy of the run as it was at step 8."""
-    run = shutil.copytree(tiny.run, tmp_path / "run")
-    shutil.rmtree(run / "checkpoints" / "12")
-    return run
 
 
 def contents(folder: Path) -> dict[str, bytes]:
