@@ -37,9 +37,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Data:
-    """What to train on. `path`: `embedded`, files, globs, folders, hf://org/name (comma-separated or a tuple); or a store.
+    """What to train on. `path`: `embedded`, files, globs, folders, hf://org/name (comma-separated or a tuple).
 
-    A store is what `equimoe data prepare` wrote: its tokenizer, split and cells are its own. None: the recipe names no
+    Or a store that `equimoe data prepare` wrote: its tokenizer, split and cells are its own. None: the recipe names no
     data, and training is refused until `data.path` is given.
     """
 
@@ -51,7 +51,7 @@ class Data:
     heldout_fraction: float = 0.02  # share of documents, chosen by content hash, never trained on
     heldout_max_bytes: int = 400_000  # evaluation reads at most this much of it; of a store with cells, of each cell
     cell: str | None = None  # rule that puts documents into cells: source, folder, file, field:NAME, cells:MODEL
-    packing: str = "stream"  # of a store's documents into rows: stream (cut at row ends), best_fit (whole, with padding)
+    packing: str = "stream"  # documents of a store into rows: stream (cut at row ends), best_fit (whole, padded)
     border_targets: bool = True  # the first token after a document border counts as a target, as in the hero
 
 
@@ -190,7 +190,8 @@ _LARGEST = 2**31 - 1  # steps and sequence counters of a step are 32-bit on the 
 _COUNTS = (
     "schedule.steps schedule.batch_sequences schedule.accumulation evaluation.every_steps checkpoints.every_steps "
     "checkpoints.permanent_every_steps checkpoints.keep samples.every_steps samples.tokens "
-    "logging.norms_every_steps transport.waves loading.prefetch_batches mixture.block_sequences optimizer.newton_schulz_steps optimizer.quantile_balancing_bins"
+    "logging.norms_every_steps transport.waves loading.prefetch_batches mixture.block_sequences "
+    "optimizer.newton_schulz_steps optimizer.quantile_balancing_bins"
 )
 # What a single value must be: rule, remedy, the check, the fields it is for. None is always allowed where a field is
 # optional.
