@@ -29,11 +29,11 @@ def slots_of(weights, size):
     return slots, {cell: weight / tail_weight for cell, weight in small.items()}
 
 
-def tail_cells(weights, seed, first_block, depth=1):
+def tail_cells(weights, seed, first_block, tail_block, depth=1):
     """The cells of the tail's slots, without end, in the order in which they are used."""
-    size = max(4096, 2 * len(weights))
+    size = max(tail_block, 2 * len(weights))
     slots, smaller = slots_of(weights, size)
-    deeper = tail_cells(smaller, seed, first_block, depth + 1) if smaller else None
+    deeper = tail_cells(smaller, seed, first_block, tail_block, depth + 1) if smaller else None
     block = 0
     while True:
         key = python_key(seed, 4, first_block, depth, block)
@@ -43,13 +43,13 @@ def tail_cells(weights, seed, first_block, depth=1):
         block += 1
 
 
-def simulate(segments, rows, block, seed, total, share=1.0):
+def simulate(segments, rows, block, seed, total, share=1.0, tail_block=4096):
     """[(cell, row)] of the sequences 0 .. total - 1. `segments`: [(first sequence, weights by name)]."""
     found, done = [], Counter()  # done: sequences of a cell in the blocks before
     for number, (first, weights) in enumerate(segments):
         end = segments[number + 1][0] if number + 1 < len(segments) else total
         slots, small = slots_of(weights, block)
-        tail = tail_cells(small, seed, first // block) if small else None
+        tail = tail_cells(small, seed, first // block, tail_block) if small else None
         for begin in range(first, end, block):
             placed = []  # of every slot: cell, and its position in the cell
             for slot in slots:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections import Counter
 
 import numpy as np
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mixture_twin import simulate
 
-from equimoe.data.mixture import MixtureSchedule, Segment, check_epochs, segments_of, share_of_rows
+from equimoe.data.mixture import MixtureSchedule, Segment, blocks, check_epochs, segments_of, share_of_rows
+from equimoe.data.mixture.blocks import levels_of
 from equimoe.errors import EquimoeError
 from equimoe.recipe import Mixture, MixtureStage
 
@@ -28,7 +30,7 @@ def read(schedule, first, count):
 
 # ---- the twin
 
-SHARES = st.sampled_from([0, 0, 1, 2, 3, 30, 40, 100])  # small beside large: a tail, and a tail of the tail
+SHARES = st.sampled_from([0, 0, 1, 2, 3, 0.1, 30, 40, 100])  # small beside large: a tail, and a tail of the tail
 
 
 @st.composite
@@ -48,11 +50,40 @@ def cases(draw):
     return segments, rows, block, draw(st.integers(0, 2**32 - 1)), total, draw(st.sampled_from([1.0, 0.4, 0.01]))
 
 
-@given(cases(), st.data())
+@given(cases(), st.sampled_from([4096, 5]), st.data())
 @settings(max_examples=60, deadline=None)
-def test_every_sequence_is_that_of_the_twin(case, data):
-    segments, rows, block, seed, total, share = case
-    expected = simulate(segments, rows, block, seed, total, share)
+def test_every_sequence_is_that_of_the_twin(case, tail_block, data):
+    """Also with blocks of the tail that are so small that many of them are read, and tails of the tail."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "_TAIL_BLOCK_SLOTS", tail_block)
+        compare_with_twin(*case, tail_block, data)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
+def test_a_tail_of_the_tail_is_that_of_the_twin(seed, monkeypatch):
+    """In blocks of 8 `a` has 7 slots, the tail 1. Of its blocks of 10 slots `b` has 6, `c` 2 and the next tail 2, in
+    blocks of 6 slots; segments end in the middle of blocks of both tails."""
+    monkeypatch.setattr(blocks, "_TAIL_BLOCK_SLOTS", 5)
+    weights = {"a": 0.9, "b": 0.055, "c": 0.021, "d": 0.008, "e": 0.008, "f": 0.008}
+    other = {"a": 0.05, "b": 0.9, "c": 0.03, "d": 0.005, "e": 0.005, "f": 0.01}
+    rows, total = {"a": 200, "b": 9, "c": 4, "d": 3, "e": 2, "f": 5}, 2000
+    expected = simulate([(0, weights), (37 * 8, other), (93 * 8, weights)], rows, 8, seed, total, 1.0, 5)
+    made = [Segment(0, weights), Segment(37 * 8, other), Segment(93 * 8, weights)]
+    schedule = MixtureSchedule(made, rows, 8, seed)
+    levels = levels_of(np.array([*weights.values()]), 8)
+    assert [(level.size, level.counts.tolist(), level.tail_slots) for level in levels] == [
+        (8, [7], 1),
+        (10, [6, 2], 2),
+        (6, [2, 2, 2], 0),
+    ]
+    assert read(schedule, 0, total) == expected
+    for count in (37 * 8, 500, 93 * 8, 1999):
+        assert schedule.counts(count) == {cell: Counter(c for c, _ in expected[:count])[cell] for cell in rows}
+        assert read(schedule, count, 1) == expected[count : count + 1]
+
+
+def compare_with_twin(segments, rows, block, seed, total, share, tail_block, data):
+    expected = simulate(segments, rows, block, seed, total, share, tail_block)
     made = [Segment(first, weights) for first, weights in segments]
     schedule = MixtureSchedule(made, rows, block, seed, share_of_rows=share)
     assert read(schedule, 0, total) == expected
@@ -167,9 +198,9 @@ def test_the_hero_switches_where_it_should_and_its_blocks_are_exact():
         assert min(counts.values()) > 0  # no tail in these
         counts[max(NAMES, key=weights.get)] += HERO_BLOCK - sum(counts.values())
         before = schedule.counts(segment.first_sequence)
-        for blocks in (1, 2, 71_544 if number == 0 else 17_000):
-            after = schedule.counts(segment.first_sequence + blocks * HERO_BLOCK)
-            assert {name: after[name] - before[name] for name in NAMES} == {n: blocks * counts[n] for n in NAMES}
+        for count in (1, 2, 71_544 if number == 0 else 17_000):
+            after = schedule.counts(segment.first_sequence + count * HERO_BLOCK)
+            assert {name: after[name] - before[name] for name in NAMES} == {n: count * counts[n] for n in NAMES}
         cell, _ = schedule.locate(segment.first_sequence + 500 * HERO_BLOCK, HERO_BLOCK)
         assert np.bincount(cell).tolist() == [counts[name] for name in schedule.cells]
     assert sum(schedule.counts(HERO_SEQUENCES).values()) == HERO_SEQUENCES
@@ -187,17 +218,25 @@ def test_a_later_stage_of_the_hero_keeps_every_sequence_before_it():
 
 
 def test_no_row_of_the_hero_twice_in_an_epoch():
-    """All sequences of one cell in 8 blocks around its first change of epoch, 200 million sequences into the run."""
+    """All sequences of one cell in 8 blocks around its first change of epoch: it is in the fourth."""
     schedule, _ = hero()
     cell = next(name for name in NAMES if 500 < schedule.counts(HERO_BLOCK)[name] < 900)
     a_block = schedule.counts(HERO_BLOCK)[cell]
     first = schedule.rows[cell] // a_block - 3
     cells, rows = schedule.locate(first * HERO_BLOCK, 8 * HERO_BLOCK)
-    rows = rows[cells == schedule.cells.index(cell)]
-    assert rows.size == 8 * a_block and rows.max() < schedule.rows[cell]
-    left = schedule.rows[cell] - first * a_block
-    assert 0 < left < rows.size
-    assert len(set(rows.tolist())) <= rows.size < left + schedule.rows[cell]
+    assert first > 1000
+    rows = rows[cells == schedule.cells.index(cell)].tolist()
+    assert len(rows) == 8 * a_block and 0 <= min(rows) and max(rows) < schedule.rows[cell]
+    assert len(set(rows[: 3 * a_block])) == 3 * a_block
+    assert len(set(rows[4 * a_block :])) == 4 * a_block
+    assert max(Counter(rows).values()) <= 2
+
+
+def test_a_process_that_loads_has_the_same_schedule():
+    """Workers of a loader get it as bytes."""
+    schedule = hero(stage=True)[0]
+    other = pickle.loads(pickle.dumps(schedule))
+    assert read(other, 10**9, 50) == read(schedule, 10**9, 50)
 
 
 # ---- epochs, tables
