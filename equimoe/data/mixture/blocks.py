@@ -21,7 +21,7 @@ from equimoe.errors import EquimoeError
 
 __all__ = ["Level", "levels_of"]
 
-# A block of the tail is made as a whole when one of its slots is read (8 bytes and 0.2 us a slot): small, but with two
+# A block of the tail is made as a whole when one of its slots is read (8 bytes a slot): small, but with two
 # slots for each cell, so that half of the tail at least finds its place in it and levels stay few.
 _TAIL_BLOCK_SLOTS = 4_096
 

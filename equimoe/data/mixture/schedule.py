@@ -105,8 +105,10 @@ class MixtureSchedule:
     def table(
         self, total_sequences: int, *, batch_sequences: int | None = None, most_epochs: int | float | None = None
     ) -> MixtureTable:
-        """What the mixture comes to in a run of so many sequences. A batch makes steps of them; cells above
-        `most_epochs` are marked."""
+        """What the mixture comes to in a run of so many sequences.
+
+        With `batch_sequences` segments are also shown in steps; cells read more than `most_epochs` times are marked.
+        """
         borders = [part.first_sequence for part in self._parts if part.first_sequence < total_sequences]
         counts = [self._counts(border) for border in [*borders, total_sequences]]
         segments = tuple(
@@ -210,8 +212,10 @@ def _in_tail(
 
 @lru_cache(maxsize=_TAIL_BLOCKS_KEPT)
 def _block_of_tail(level: Level, key: int) -> tuple[Int32[np.ndarray, " size"], Int32[np.ndarray, " size"]]:
-    """Of every slot of a block of a tail, in the order in which they are used: the place of its cell in the level (the
-    number of cells: the next tail), and how many slots before it are of the same place."""
+    """Of every slot of a block of a tail, in the order of their use: its place, and how many of that place were before.
+
+    The place is that of its cell in the level; one beyond the last is the next tail.
+    """
     slot = permuted(np.arange(level.size), level.size, key)
     place = np.searchsorted(level.starts, slot, side="right") - 1
     by_place = np.argsort(place, kind="stable")
@@ -263,8 +267,10 @@ def check_epochs(
 
 
 def share_of_rows(simulated_tokens: int | None, run_tokens: int) -> float:
-    """The share of its rows that a run of `run_tokens` may read of a cell, to repeat them as a run of
-    `simulated_tokens` would repeat all; 1 if none is simulated."""
+    """The share of a cell's rows that a run of `run_tokens` reads, to repeat them as a longer run would repeat all.
+
+    `simulated_tokens` are those of the longer run; None: 1, nothing is simulated.
+    """
     if simulated_tokens is None:
         return 1.0
     if simulated_tokens < run_tokens:
@@ -283,9 +289,7 @@ def _floor(share: float) -> str:
     return f"{math.floor(share * 10.0**digits) / 10.0**digits:.{max(digits, 0)}f}"
 
 
-def _check(
-    segments: Sequence[Segment], rows: Mapping[str, int], block: int, share: int | float
-) -> None:
+def _check(segments: Sequence[Segment], rows: Mapping[str, int], block: int, share: int | float) -> None:
     problems = Problems("mixture schedule")
     firsts = [segment.first_sequence for segment in segments]
     problems.require(block >= 1, "block", block, "must be at least 1", "use 49152")

@@ -40,9 +40,7 @@ def switch_multiple(block_sequences: int, batch_sequences: int) -> int:
     return math.lcm(block_sequences, batch_sequences) // batch_sequences
 
 
-def segments_of(
-    mixture: Mixture, cells: Mapping[str, int], *, steps: int, batch_sequences: int
-) -> tuple[Segment, ...]:
+def segments_of(mixture: Mixture, cells: Mapping[str, int], *, steps: int, batch_sequences: int) -> tuple[Segment, ...]:
     """The segments of a run of `steps` steps over a store of these `cells` (tokens by name)."""
     problems = Problems("mixture")
     phases = len(mixture.shares)
@@ -74,9 +72,7 @@ def segments_of(
     return tuple(found)
 
 
-def _parsed(
-    text: str, cells: Mapping[str, int], phases: int, subject: str, problems: Problems
-) -> Weights | None:
+def _parsed(text: str, cells: Mapping[str, int], phases: int, subject: str, problems: Problems) -> Weights | None:
     try:
         return parse_weights(text, cells=cells, phases=phases, subject=subject)
     except EquimoeError as error:

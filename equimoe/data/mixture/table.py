@@ -99,9 +99,7 @@ class MixtureTable:
                 for entry in largest[:shown]
             ],
         )
-        yield from _more(
-            largest[shown:], lambda entry: entry.effective, "tail", lambda entry: entry.tail
-        )
+        yield from _more(largest[shown:], lambda entry: entry.effective, "tail", lambda entry: entry.tail)
 
     def _steps(self, segment: SegmentOfTable) -> str:
         if not self.batch_sequences:

@@ -72,9 +72,7 @@ class _Entry:
     values: Sequence[str]
 
 
-def parse_weights(
-    text: str, *, cells: Mapping[str, int], phases: int, subject: str = "mixture.weights"
-) -> Weights:
+def parse_weights(text: str, *, cells: Mapping[str, int], phases: int, subject: str = "mixture.weights") -> Weights:
     """The weights that `text` means for a store of these `cells` (tokens by name), in `phases` phases.
 
     `subject` is what errors call the setting.
