@@ -55,7 +55,7 @@ class BestFitCell:
 
     @property
     def padding_share(self) -> float:
-        return self.index.header["padding_share"]
+        return 1 - self.cell.tokens / (self.row_count * self.row_tokens) if self.row_count else 0.0
 
     @property
     def cut_documents(self) -> int:
