@@ -47,7 +47,7 @@ class Baselines:
 def baselines(
     train_tokens: Int32[np.ndarray, "R S"], heldout: Iterable[Batch], text: bytes, vocabulary: int
 ) -> Baselines:
-    """All three; `text` is the held-out documents' text, as `Prepared.heldout_text` gives it."""
+    """All three; `text` is the held-out documents' text, as `TokenStore.text` gives it."""
     previous, target = scored_pairs(heldout)
     return Baselines(
         bits_per_byte(Unigram(train_tokens, vocabulary).log_probability(previous, target), len(text)),

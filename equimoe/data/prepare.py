@@ -88,11 +88,6 @@ class Prepared:
     def tokenizer(self) -> TextTokenizer:
         return load_tokenizer(self.tokenizer_path)
 
-    def heldout_text(self) -> bytes:
-        """Text of the held-out store, documents one after another: what a compressor is given."""
-        tokenizer = self.tokenizer()
-        return b"".join(tokenizer.decode(self.heldout.document(i)).encode() for i in range(self.heldout.document_count))
-
 
 @dataclass(frozen=True)
 class Scan:

@@ -21,7 +21,7 @@ from equimoe.data.hub_dataset import hub_documents
 from equimoe.data.hub_files import HUB, HubPath, is_hub_tokenizer, pinned_tokenizer
 from equimoe.data.speeches import SPEECHES, speeches, speeches_record
 from equimoe.errors import EquimoeError
-from equimoe.recipe import Data, Recipe
+from equimoe.recipe import Data, Mixture, Recipe
 
 __all__ = [
     "EMBEDDED",
@@ -203,17 +203,31 @@ def _no_match(element: str) -> tuple[str, str]:
 def absolute(recipe: Recipe) -> Recipe:
     """`recipe` with all data named so that a run reads the same from any folder and on any day.
 
-    Files, folders and globs, of `data` and of `evals`, and the tokenizer's are named from the root; what is on the Hub
-    gets the commit that its revision has now (which asks the Hub). `embedded` and None stay as they are.
+    Files, folders and globs, of `data`, of `evals` and of the mixture's weights, and the tokenizer's are named from the
+    root; what is on the Hub gets the commit that its revision has now (which asks the Hub). `embedded` and None stay as
+    they are.
     """
     tokenizer = recipe.data.tokenizer
     if is_hub_tokenizer(tokenizer):
         tokenizer = pinned_tokenizer(tokenizer)
     elif tokenizer != "train":
-        tokenizer = os.path.abspath(os.path.expanduser(tokenizer))
-    data = dataclasses.replace(recipe.data, path=_absolute(recipe.data.path), tokenizer=tokenizer)
+        tokenizer = _rooted(tokenizer)
+    cell = recipe.data.cell
+    if cell is not None and cell.startswith("cells:"):
+        cell = f"cells:{_rooted(cell.removeprefix('cells:'))}"
+    data = dataclasses.replace(recipe.data, path=_absolute(recipe.data.path), tokenizer=tokenizer, cell=cell)
     evals = {name: dataclasses.replace(held, path=_absolute(held.path)) for name, held in recipe.evals.items()}
-    return dataclasses.replace(recipe, data=data, evals=evals)
+    return dataclasses.replace(recipe, data=data, evals=evals, mixture=_with_rooted_files(recipe.mixture))
+
+
+def _with_rooted_files(mixture: Mixture) -> Mixture:
+    def rooted(weights: str) -> str:
+        return _rooted(weights) if weights.strip().endswith(".csv") else weights
+
+    stages = {
+        name: dataclasses.replace(stage, weights=rooted(stage.weights)) for name, stage in mixture.stages.items()
+    }
+    return dataclasses.replace(mixture, weights=rooted(mixture.weights), stages=stages)
 
 
 def with_commits_of(recipe: Recipe, kept: Recipe) -> Recipe:
@@ -259,7 +273,11 @@ def _pinned_element(element: str) -> str:
 def _absolute_element(element: str) -> str:
     if element in WITH_A_PACKAGE or "://" in element:
         return _pinned_element(element)
-    return os.path.abspath(os.path.expanduser(element))
+    return _rooted(element)
+
+
+def _rooted(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path.strip()))
 
 
 def _elements(path: str | tuple[str, ...] | None) -> list[str]:

@@ -17,7 +17,7 @@ import array
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -68,6 +68,10 @@ class TokenStore:
     def document(self, index: int) -> Shaped[np.ndarray, " tokens"]:
         """Tokens of one document, BOS and EOS included."""
         return self.tokens[self.starts[index] : self.starts[index + 1]]
+
+    def text(self, decode: Callable[[Shaped[np.ndarray, " tokens"]], str]) -> bytes:
+        """The text of all documents, one after another, in memory: what a compressor is given."""
+        return b"".join(decode(self.document(index)).encode() for index in range(self.document_count))
 
     def verify(self) -> None:
         """Read every file and compare it with the header's sha256 (1.6 GB/s)."""

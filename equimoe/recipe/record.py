@@ -132,6 +132,7 @@ class Evaluation:
 
     every_steps: int = 3000  # also once at the end
     at_first_step: bool = True  # so that a mistake in the evaluation is found in the first minute (hero_spec section 7)
+    cells: tuple[str, ...] | None = None  # of a store: whose held-out documents have a line of their own; None: all
     baselines: bool = False  # fit unigram and Kneser-Ney bigram on the tokens trained on, print them beside the model
 
 

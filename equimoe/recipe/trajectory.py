@@ -18,6 +18,7 @@ from equimoe.recipe.record import Recipe
 
 __all__ = ["differences", "model_trajectory", "refuse_changes", "refuse_edited", "trajectory"]
 
+STAGES = "mixture.stages."
 FREE_GROUPS = ("checkpoints", "evaluation", "evals", "samples", "loading", "logging", "mesh", "purpose", "cost")
 MODEL, TOKENIZER = "model.", "data.tokenizer"
 # Where the data and the tokenizer lie may change: their hashes, kept in recipe.json, may not.
@@ -41,31 +42,44 @@ def differences(before: Recipe, after: Recipe) -> list[str]:
     return [*changes, *(f"{path}=" for path in old if path not in new)]
 
 
-def refuse_changes(before: Recipe, after: Recipe, *, begun: bool = True) -> None:
+def refuse_changes(before: Recipe, after: Recipe, *, begun: bool = True, step: int = 0) -> None:
     """EquimoeError, with every setting at once, if `after` is another run than `before`.
 
     `begun` False: no step was made from weights that were imported, so that only the model and its tokenizer are fixed.
+    A stage of the mixture may be added that begins after `step`, the last one made: what was read stays what it was.
     """
     problems, now = Problems(f"changes to a run that {'has begun' if begun else 'was imported'}"), _fixed(after)
     taken = ", ".join(FREE_GROUPS) if begun else "everything but the model and its tokenizer, until the first step"
     for path, value in _fixed(before).items():
         problems.require(
-            now[path] == value or not (begun or path.startswith(MODEL) or path == TOKENIZER),
+            now.get(path) == value or not (begun or path.startswith(MODEL) or path == TOKENIZER),
             path,
-            now[path],
+            now.get(path),
             f"decides what the run computes, it began with {value!r}",
             f"start a new run for it; `resume` takes {taken}",
+        )
+    for name in (after.mixture.stages.keys() - before.mixture.stages.keys()) if begun else ():
+        from_step = after.mixture.stages[name].from_step
+        problems.require(
+            from_step >= step,
+            f"{STAGES}{name}.from_step",
+            from_step,
+            f"must not be before step {step}, which the run has come to with the mixture before",
+            "let it begin later",
         )
     problems.raise_if_any()
 
 
-def refuse_edited(kept: Mapping[str, Any], recipe: Recipe, where: str) -> None:
-    """EquimoeError if recipe.json no longer says what the checkpoint at `where` was trained with.
+def refuse_edited(kept: Mapping[str, Any], recipe: Recipe, where: str, *, step: int = 0) -> None:
+    """EquimoeError if recipe.json no longer says what the checkpoint at `where`, of `step`, was trained with.
 
     A setting that `kept` lacks is younger than the checkpoint; its default is what was done before it existed.
     """
-    now = trajectory(recipe)
+    now = {**{path: None for path in kept if path.startswith(STAGES)}, **trajectory(recipe)}
     differing = [f"{path} {kept[path]!r} -> {now[path]!r}" for path in now if path in kept and kept[path] != now[path]]
+    for name, stage in recipe.mixture.stages.items():
+        path = f"{STAGES}{name}.from_step"
+        differing += [f"{path} -> {stage.from_step}"] if path not in kept and stage.from_step < step else []
     if differing:
         raise EquimoeError(
             "recipe.json",

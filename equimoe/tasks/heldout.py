@@ -63,7 +63,7 @@ def run_sets(run: Path, log: Log) -> dict[str, TokenStore]:
     recipe, provenance = read_recipe(run)
     data = prepare_run_data(recipe, log)
     way_out = "score any other text with --data"
-    check_same_data(provenance.get("data", {}), data.prepared, run, otherwise=way_out)
+    check_same_data(provenance.get("data", {}), data.identity, run, otherwise=way_out)
     return data.sets
 
 

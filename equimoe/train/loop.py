@@ -24,7 +24,9 @@ from jax.sharding import Mesh
 
 from equimoe import optim
 from equimoe.baselines import baselines
+from equimoe.data.mixed_rows import MixedRows
 from equimoe.data.rows import HeldOutRows, Rows, heldout_batches
+from equimoe.data.run_store import weights_as_given, with_weights_of
 from equimoe.data.source import absolute, with_commits_of
 from equimoe.errors import EquimoeError
 from equimoe.evaluate import make_scorer
@@ -50,7 +52,7 @@ from equimoe.train.interrupt import Interrupt, stopped
 from equimoe.train.metrics import RunLog, read_lines, rewind
 from equimoe.train.placing import place_rows
 from equimoe.train.report import norms_due, rate_schedules, step_values
-from equimoe.train.run_data import RunData, check_same_data, data_identity, prepare_run_data
+from equimoe.train.run_data import RunData, check_same_data, prepare_run_data
 from equimoe.train.run_lock import held, refuse_unless_shared
 from equimoe.train.samples import samples_due, samples_missing, write_samples
 from equimoe.train.saving import Saver
@@ -85,8 +87,10 @@ def train_recipe(
                     f"Continue it with `equimoe resume {typed(run)}`",
                     value=str(run),
                 )
-        data = _prepared(recipe, processes)
-        kept = {**(provenance or new_provenance("python")), "data": data_identity(data.prepared)}
+        data, given = _prepared(recipe, processes), weights_as_given(recipe)
+        kept = {**(provenance or new_provenance("python")), "data": data.identity}
+        kept |= {} if data.recipe == recipe else {"weights_given": given}
+        recipe = data.recipe
         if processes.writes:
             write_file(run / "recipe.json", [recipe_to_json(recipe, kept).encode()])
             rewind(run, 0)  # lines of an attempt that never reached a checkpoint
@@ -110,15 +114,16 @@ def resume_run(
     recipe = concrete(changed(before, overrides)) if overrides else before
     if given is not None:
         recipe = dataclasses.replace(concrete(with_commits_of(given, before)), name=before.name)
+        recipe = with_weights_of(recipe, before, provenance.get("weights_given", {}))
     changes = list(overrides) if given is None else differences(before, recipe)
     steps = processes.as_first("checkpoints", checkpoint.committed_steps(run / "checkpoints"))
     begun = IMPORTED not in provenance or steps != [0]
-    refuse_changes(before, recipe, begun=begun)
+    refuse_changes(before, recipe, begun=begun, step=steps[-1] if steps else 0)
     with Interrupt() as interrupt, held(run, processes), out_of_memory_said(_less_memory(recipe)):
         steps = processes.as_first("checkpoints", checkpoint.committed_steps(run / "checkpoints"))
         newest = run / "checkpoints" / str(steps[-1]) if steps else None
         if newest is not None:
-            refuse_edited(checkpoint.read_position(newest)["trajectory"], recipe, str(newest))
+            refuse_edited(checkpoint.read_position(newest)["trajectory"], recipe, str(newest), step=steps[-1])
         if changes:
             note = {"step": steps[-1] if steps else 0, "overrides": changes}
             provenance = {**provenance, "resumed": [*provenance.get("resumed", []), note]}
@@ -130,10 +135,11 @@ def resume_run(
         enable_compile_cache()
         mesh = _mesh_that_fits(recipe)
         data = _prepared(recipe, processes)
+        recipe = data.recipe
         if begun:
-            check_same_data(provenance.get("data", {}), data.prepared, run)
+            check_same_data(provenance.get("data", {}), data.identity, run)
         else:
-            provenance = {**provenance, "data": data_identity(data.prepared)}
+            provenance = {**provenance, "data": data.identity}
         session = _Session(recipe, run, data, mesh, make_optimizer(recipe, mesh), interrupt, processes)
         if newest is None:
             state = session.fresh_state()
@@ -150,7 +156,7 @@ def _prepared(recipe: Recipe, processes: Processes) -> RunData:
     """The data of a run: process 0 prepares it first, and others on its host, or its file system, find it ready."""
     with processes.in_turn("prepare the data"):
         data = prepare_run_data(recipe, processes.say)
-    processes.refuse_difference("data", data_identity(data.prepared), "Give all hosts the same files")
+    processes.refuse_difference("data", data.identity, "Give all hosts the same files")
     return data
 
 
@@ -244,17 +250,15 @@ class _Session:
         drops = recipe.transport.kind != "local" and not recipe.transport.balanced
         self.as_trained = make_scorer(recipe.compute_dtype, on_mesh(self.mesh, recipe.transport)) if drops else None
         self.log = RunLog(self.run, writes=self.processes.writes)
-        tokenizer = self.data.prepared.tokenizer_path.read_bytes()
+        tokenizer = self.data.tokenizer.json.encode()
         self.saver = Saver(self.run, recipe, tokenizer, self.log, self.processes)
         self.display = Display(recipe.schedule.steps, int(state.step), speaks=self.processes.writes)
         self.sharding = row_sharding(self.mesh)
         self.rates = rate_schedules(recipe)
         peak, source = peak_flops(recipe.compute_dtype)
         self.clock = StepClock(recipe, peak)
-        epochs = recipe.schedule.steps * recipe.schedule.batch_sequences / self.data.rows.rows_per_epoch
-        self.display.say(
-            f"data: {recipe.total_tokens:,} tokens to train on = {epochs:.2f} epochs of the training split"
-        )
+        for line in self.data.lines():
+            self.display.say(line)
         self.display.say(f"peak for MFU: {peak / 1e9:,.0f} GFLOP/s ({source})")
         warning = transport_warning(recipe.transport, self.mesh.shape, recipe.model)
         if warning is not None:
@@ -314,12 +318,13 @@ class _Session:
         size = self.recipe.schedule.batch_sequences
         return self._place(self.data.rows, (done - 1) * size, size)
 
-    def _place(self, rows: Rows | HeldOutRows, first: int, count: int) -> tuple[jax.Array, ...]:
+    def _place(self, rows: Rows | MixedRows | HeldOutRows, first: int, count: int) -> tuple[jax.Array, ...]:
         return place_rows(rows, first, count, self.sharding)
 
     def _report(self, done: int, metrics: StepMetrics, data_seconds: float) -> None:
         """Fetch a step's metrics, write its line, show it. A non-finite value stops the run here, before any save."""
         values = step_values(self.recipe, done, jax.device_get(metrics), self.rates)
+        values |= self.data.mixture_values(done, cells=norms_due(self.recipe, done))
         self.log.write("metrics", values)
         pace = self.clock.tick()
         if pace is not None:
@@ -359,6 +364,7 @@ class _Session:
                 place=self._place,
                 stop=stop,
                 as_trained=self.as_trained,
+                cells=bool(self.recipe.evaluation.cells),
             ):
                 return False
             self.log.write("timing", {"step": step, "evaluation_seconds": time.perf_counter() - begin})
@@ -390,12 +396,11 @@ class _Session:
 
     def _baselines(self, steps: int) -> dict[str, float]:
         """Unigram and bigram fitted on the very tokens that the run was trained on, each counted once."""
-        rows = min(steps * self.recipe.schedule.batch_sequences, self.data.rows.rows_per_epoch)
-        row_tokens = self.recipe.model.max_position_embeddings
+        heldout = self.data.sets[HELDOUT]
         found = baselines(
-            self.data.rows.tokens(0, rows),
-            heldout_batches(self.data.prepared.heldout, row_tokens, 64),
-            self.data.prepared.heldout_text(),
+            self.data.rows.tokens(0, self.data.first_rows(steps * self.recipe.schedule.batch_sequences)),
+            heldout_batches(heldout, self.recipe.model.max_position_embeddings, 64),
+            heldout.text(self.data.tokenizer.decode),
             self.recipe.model.vocab_size,
         )
         return {"kneser_ney_bigram": found.bigram, "unigram": found.unigram, "zlib": found.zlib}

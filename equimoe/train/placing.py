@@ -6,13 +6,16 @@ import jax
 from jax.sharding import NamedSharding
 from jaxtyping import Array
 
+from equimoe.data.mixed_rows import MixedRows
 from equimoe.data.rows import HeldOutRows, Rows
 from equimoe.parallel.mesh import parts_here
 
 __all__ = ["place_rows"]
 
 
-def place_rows(rows: Rows | HeldOutRows, first: int, count: int, sharding: NamedSharding) -> tuple[Array, ...]:
+def place_rows(
+    rows: Rows | MixedRows | HeldOutRows, first: int, count: int, sharding: NamedSharding
+) -> tuple[Array, ...]:
     """Rows `first` .. `first + count - 1` as (token_ids, segment_ids, loss_weight), each a global array [count, S]."""
     shape = (count, rows.row_tokens)
     parts = [

@@ -1,7 +1,8 @@
 """Which held-out sets are scored at which step, the scores of each, and the means over all of them.
 
 Every set has a line of its own in metrics.jsonl, so that an evaluation that was cut short (Ctrl-C, a kill) is made up
-for set by set. With more than one set, a line of means follows: macro over sets, micro over all their tokens.
+for set by set. With more than one set, a line of means follows: macro over sets, micro over all their tokens. Where the
+cells of a store are sets, `heldout` is all of them together, and the means leave it out.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ MEANS = ("macro", "micro")
 def due_sets(recipe: Recipe, step: int) -> list[str]:
     """Names of the sets to score after `step`, in the order of their lines; `macro` stands for the line of means."""
     usual = recipe.evaluation.every_steps
-    cadence = {HELDOUT: usual, **{name: entry.every_steps or usual for name, entry in recipe.evals.items()}}
+    cells = dict.fromkeys(recipe.evaluation.cells or (), usual)
+    cadence = {HELDOUT: usual, **cells, **{name: entry.every_steps or usual for name, entry in recipe.evals.items()}}
     always = step == recipe.schedule.steps or (step == 1 and recipe.evaluation.at_first_step)
     due = [name for name, every in cadence.items() if always or step % every == 0]
     return [*due, MEANS[0]] if len(due) == len(cadence) > 1 else due
@@ -55,17 +57,20 @@ def score_sets(
     place: Callable[[HeldOutRows, int, int], tuple[Any, ...]],
     stop: Callable[[], bool],
     as_trained: Scorer | None = None,
+    cells: bool = False,
 ) -> bool:
     """Score the named sets, `rows` rows at a time, a line each as it is done; False if `stop` cut it short.
 
     `place(all_rows, first, count)` puts rows on the devices of the model.
     `as_trained`: scores once more with what the run's transport drops, for the loss beside that of `scorer`. None under
     `transport.balanced`: that sends tokens to experts that no router chose, so its loss is not one of this model.
+    `cells`: some of the sets are parts of the held-out one.
     """
     for name in names:
         if name == MEANS[0]:
             if log.writes:  # who has the lines
-                log.write("metrics", {"step": step, **_means(log, stores, step)})
+                averaged = {n: store for n, store in stores.items() if n != HELDOUT} if cells else stores
+                log.write("metrics", {"step": step, **_means(log, averaged, step)})
             continue
         store = stores[name]
         of_set = HeldOutRows(store, model.config.max_position_embeddings)

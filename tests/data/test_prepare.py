@@ -63,8 +63,8 @@ def test_both_sides_hold_their_documents_whole(text_folder):
     assert 10 < len(held) < 60
     assert texts_of(prepared, prepared.heldout) == held
     assert texts_of(prepared, prepared.train) == [t for t in texts if t not in held]
-    assert prepared.heldout.total_text_bytes == len(prepared.heldout_text()) == sum(len(t.encode()) for t in held)
-    assert prepared.heldout_text() == "".join(held).encode()
+    assert prepared.heldout.total_text_bytes == sum(len(t.encode()) for t in held)
+    assert prepared.heldout.text(prepared.tokenizer().decode) == "".join(held).encode()
     for store in (prepared.train, prepared.heldout):
         store.verify()
         assert store.header["tokenizer_sha256"] == prepared.tokenizer_sha256

@@ -100,8 +100,8 @@ def test_training_data_that_changed_is_refused(tiny, monkeypatch):
 
 def test_any_text_is_scored_whole(tiny, tmp_path):
     """The run's held-out documents, written to a file, score as its held-out split; an export scores as its run."""
-    prepared = module.prepare_run_data(tiny.recipe, lambda line: None).prepared
-    tokenizer, store = prepared.tokenizer(), prepared.heldout
+    data = module.prepare_run_data(tiny.recipe, lambda line: None)
+    tokenizer, store = data.tokenizer, data.sets["heldout"]
     texts = [tokenizer.decode(store.document(i)) for i in range(store.document_count)]
     (tmp_path / "same.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in texts))
     (tmp_path / "other.txt").write_text("Experts join what the router sends.")

@@ -98,6 +98,10 @@ class MixtureSchedule:
             row = permuted_each(row, self._rows[cell], self._subset_keys[cell])
         return cell, row
 
+    def segment_of(self, sequence: int) -> int:
+        """Which of the segments a sequence is of, from 0."""
+        return int(np.searchsorted(self._firsts, sequence, side="right")) - 1
+
     def counts(self, sequences: int) -> dict[str, int]:
         """How many of the first `sequences` sequences are of each cell, exactly. Costs the same for any number."""
         return dict(zip(self.cells, self._counts(sequences).tolist(), strict=True))

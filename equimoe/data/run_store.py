@@ -1,0 +1,114 @@
+"""The store that a recipe names, and the recipe with all that follows from the store written out.
+
+    store = run_store(recipe, log)           None: `data.path` names files, and no cells are asked for
+    given = weights_as_given(recipe)         what the user said, kept beside the run
+    recipe = written_out(recipe, store)      weights by cell and phase, the cells that evaluation scores
+
+`data.path` is a store here or elsewhere; or sources, which with `data.cell` are prepared into a store of the cache,
+once.
+A run keeps its weights as numbers: a rule would give others when the store grows, and a file may change or be gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from equimoe.data.cell_store import CellStore, is_store
+from equimoe.data.mixture import parse_weights
+from equimoe.data.tokenizer import load_tokenizer
+from equimoe.errors import EquimoeError, Problems
+from equimoe.recipe import Recipe
+
+__all__ = ["run_store", "weights_as_given", "with_weights_of", "written_out"]
+
+Log = Callable[[str], None]
+
+
+def run_store(recipe: Recipe, log: Log = lambda line: None) -> CellStore | None:
+    """The store that the run reads, opened; made first if the recipe names sources and a rule for their cells."""
+    data = recipe.data
+    name = data.path if isinstance(data.path, str) else None
+    if name is not None and is_store(name):
+        if data.cell is not None:
+            raise EquimoeError("data.cell", "is for sources, a store has its cells", "Leave it out", value=data.cell)
+        store = CellStore.open(name)
+    elif data.cell is not None:
+        store = _prepared(recipe, log)
+    else:
+        return None
+    if data.tokenizer != "train" and load_tokenizer(data.tokenizer).sha256 != store.tokenizer_sha256:
+        raise EquimoeError(
+            "data.tokenizer",
+            "is not the one that the store was written with",
+            "Leave it out, a store brings its own; or prepare the data with this one",
+            value=data.tokenizer,
+        )
+    return store
+
+
+def written_out(recipe: Recipe, store: CellStore) -> Recipe:
+    """`recipe` with the weights of every phase and stage as numbers, and the cells that evaluation scores by name.
+
+    Raises EquimoeError for everything wrong with the weights, and for a cell that has the name of a set of `evals`.
+    """
+    mixture, phases = recipe.mixture, len(recipe.mixture.shares)
+
+    def numbers(text: str, subject: str) -> str:
+        return parse_weights(text, cells=store.tokens, phases=phases, subject=subject).text()
+
+    stages = {
+        name: dataclasses.replace(stage, weights=numbers(stage.weights, f"mixture.stages.{name}.weights"))
+        for name, stage in mixture.stages.items()
+    }
+    weights = numbers(mixture.weights, "mixture.weights")
+    return dataclasses.replace(
+        recipe,
+        mixture=dataclasses.replace(mixture, weights=weights, stages=stages),
+        evaluation=dataclasses.replace(recipe.evaluation, cells=_scored(recipe, store)),
+    )
+
+
+def weights_as_given(recipe: Recipe) -> dict[str, str]:
+    """The weights of the mixture (under "") and of each stage as the recipe says them."""
+    return {"": recipe.mixture.weights, **{name: stage.weights for name, stage in recipe.mixture.stages.items()}}
+
+
+def with_weights_of(recipe: Recipe, kept: Recipe, given: Mapping[str, Any]) -> Recipe:
+    """`recipe` with the numbers of `kept`, a run's, for weights that it says as they were `given` when the run began.
+
+    A command that starts a run again means the mixture that the run has, not what a rule or a file says by now.
+    """
+    said, numbers = weights_as_given(recipe), weights_as_given(kept)
+    known = {name: numbers[name] for name in numbers if name in said and said[name] == given.get(name)}
+    mixture = recipe.mixture
+    stages = {
+        name: dataclasses.replace(stage, weights=known.get(name, stage.weights))
+        for name, stage in mixture.stages.items()
+    }
+    mixture = dataclasses.replace(mixture, weights=known.get("", mixture.weights), stages=stages)
+    scored = kept.evaluation.cells if recipe.evaluation.cells is None else recipe.evaluation.cells
+    evaluation = dataclasses.replace(recipe.evaluation, cells=scored)
+    return dataclasses.replace(recipe, mixture=mixture, evaluation=evaluation)
+
+
+def _scored(recipe: Recipe, store: CellStore) -> tuple[str, ...]:
+    """The cells whose held-out documents are scored apart: those that were asked for, else all, if there are two."""
+    held = tuple(name for name in store.cells if store.header["cells"][name]["heldout"] is not None)
+    asked, problems = recipe.evaluation.cells, Problems("evaluation.cells")
+    scored = asked if asked is not None else held if len(held) > 1 else ()
+    for name in scored:
+        problems.require(
+            name in held, "cell", name, f"has no held-out documents here, {', '.join(held)} have", "name one of these"
+        )
+        problems.require(
+            name not in recipe.evals, "cell", name, "is the name of a set of evals as well", "rename the set in evals"
+        )
+    problems.raise_if_any()
+    return scored
+
+
+def _prepared(recipe: Recipe, log: Log) -> CellStore:
+    """The sources of the recipe as a store of the cache, made once for the same files and settings."""
+    raise NotImplementedError

@@ -1,0 +1,188 @@
+"""Runs over a store with cells: the mixture in the metrics, stages that are appended, cells scored, exact resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from tiny_runs import WORDS, compile_once
+
+from equimoe.data.cell_store import HELDOUT, CellStore, finish_store, shard_folder
+from equimoe.data.store import StoreWriter
+from equimoe.data.tokenizer import train_tokenizer
+from equimoe.errors import EquimoeError
+from equimoe.recipe import Data, Evaluation, Logging, Mixture, MixtureStage
+from equimoe.recipe.recipe_json import read_recipe
+from equimoe.train import loop
+from equimoe.train.metrics import read_lines
+from equimoe.train.or_resume import train_or_resume
+
+VOCABULARY = 304
+# 12 steps of 8 sequences; a block of 16 is two steps. By hand: floor(0.8 * 16) = 12 and floor(0.2 * 16) = 3 of a block,
+# and the rest, 1, goes to the larger: 13 and 3; in the second phase 4 and 12 without a rest.
+MIXTURE = Mixture(weights="a:0.8/0.25 b:0.2/0.75", shares=(0.5, 0.5), block_sequences=16)
+STEPS, SWITCH = 12, 6
+
+
+@pytest.fixture(autouse=True)
+def _compile_once(monkeypatch):
+    compile_once(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Path:
+    """Two cells: words as they are, and in capitals."""
+    folder, rng = tmp_path_factory.mktemp("stores") / "cells", random.Random(0)
+    texts = {
+        name: [change(" ".join(rng.choices(WORDS, k=rng.randint(5, 60)))) for _ in range(60)]
+        for name, change in (("a", str), ("b", str.upper))
+    }
+    tokenizer = train_tokenizer([text for cell in texts.values() for text in cell], VOCABULARY)
+    for name, documents in texts.items():
+        for part, chosen in ((shard_folder(name, 0), documents[8:]), (f"{HELDOUT}/{name}", documents[:8])):
+            with StoreWriter(folder / part, VOCABULARY, tokenizer.sha256) as writer:
+                for text, ids in zip(chosen, tokenizer.encode_documents(chosen), strict=True):
+                    writer.add(ids, len(text.encode()))
+                writer.finish()
+    finish_store(folder, tokenizer, VOCABULARY, {})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recipe(tiny, store):
+    return dataclasses.replace(
+        tiny.recipe,
+        data=Data(path=str(store)),
+        mixture=MIXTURE,
+        evaluation=Evaluation(every_steps=6, at_first_step=False),
+        logging=Logging(norms_every_steps=2),
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(recipe, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "finished"
+    with pytest.MonkeyPatch.context() as patches:
+        compile_once(patches)
+        loop.train_recipe(recipe, run)
+    return run
+
+
+def steps_of(run: Path) -> list[dict]:
+    return [line for line in read_lines(run / "metrics.jsonl") if "loss" in line]
+
+
+def test_the_switch_is_at_its_step_and_blocks_are_exact(finished, store):
+    lines = steps_of(finished)
+    assert [line["mixture_segment"] for line in lines] == [0] * SWITCH + [1] * (STEPS - SWITCH)
+    rows = {name: cell.tokens // 32 for name, cell in CellStore.open(store)._cells.items()}
+    told = {line["step"]: line for line in lines if "cell_epochs/a" in line}
+    assert sorted(told) == [2, 4, 6, 8, 10, 12]
+    for step, line in told.items():  # a block is two steps
+        blocks, later = min(step, SWITCH) // 2, max(step - SWITCH, 0) // 2
+        assert line["cell_epochs/a"] * rows["a"] == pytest.approx(13 * blocks + 4 * later)
+        assert line["cell_epochs/b"] * rows["b"] == pytest.approx(3 * blocks + 12 * later)
+        assert line["cell_share/a"] + line["cell_share/b"] == pytest.approx(1)
+
+
+def test_each_cell_is_scored_and_the_means_are_over_cells(finished):
+    last = {}
+    for line in read_lines(finished / "metrics.jsonl"):
+        last |= line if line["step"] == STEPS else {}
+    a, b = last["eval_loss/a"], last["eval_loss/b"]
+    assert last["eval_loss/macro"] == pytest.approx((a + b) / 2)
+    of_a, of_b = last["eval_tokens/a"], last["eval_tokens/b"]
+    micro = (a * of_a + b * of_b) / (of_a + of_b)
+    assert last["eval_loss/micro"] == pytest.approx(micro) and last["eval_tokens/micro"] == of_a + of_b
+    assert last["eval_tokens/heldout"] == of_a + of_b + 1, "one stream: the first token of b has a target before it"
+    assert last["eval_loss/heldout"] == pytest.approx(micro, rel=0.02)
+
+
+def test_the_run_keeps_its_weights_as_numbers_and_the_cells(finished):
+    recipe, provenance = read_recipe(finished)
+    assert recipe.mixture.weights == "a:0.8/0.25 b:0.2/0.75" and recipe.evaluation.cells == ("a", "b")
+    assert set(provenance["data"]) == {"corpus_sha256", "tokenizer_sha256"}
+
+
+@pytest.fixture
+def at_step_8(finished, tmp_path) -> Path:
+    run = shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints" / "12")
+    return run
+
+
+def test_resumed_it_is_the_run_that_was_not_stopped(finished, at_step_8):
+    loop.resume_run(at_step_8)
+    assert (at_step_8 / "metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
+
+
+def test_an_appended_stage_leaves_what_was_read_and_changes_what_follows(finished, at_step_8):
+    stage = ["mixture.stages.late.from_step=10", "mixture.stages.late.weights=a:1/1"]
+    loop.resume_run(at_step_8, stage)
+    before, after = steps_of(finished), steps_of(at_step_8)
+    assert before[:10] == after[:10] and before[10]["loss"] != after[10]["loss"]
+    assert [line["mixture_segment"] for line in after[9:]] == [1, 2, 2] and after[11]["cell_share/a"] == 1
+    assert read_recipe(at_step_8)[0].mixture.stages["late"].weights == "a:1.0/1.0 b:0.0/0.0"
+    loop.resume_run(at_step_8)  # finished: the checkpoint knows of the stage
+    with pytest.raises(EquimoeError, match=r"mixture.stages.late.from_step \(8\): decides what the run computes"):
+        loop.resume_run(at_step_8, ["mixture.stages.late.from_step=8"])
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        (["from_step=6", "weights=equal"], "must not be before step 8, which the run has come to"),
+        (["from_step=9", "weights=equal"], "must be a multiple of 2 steps"),
+        (["from_step=10", "weights=a:0.5/0.5"], "they sum to 0.5"),
+    ],
+)
+def test_a_stage_that_cannot_be_is_refused_before_anything_is_written(at_step_8, stage, message):
+    before = (at_step_8 / "recipe.json").read_bytes()
+    with pytest.raises(EquimoeError, match=message):
+        loop.resume_run(at_step_8, [f"mixture.stages.late.{text}" for text in stage])
+    assert (at_step_8 / "recipe.json").read_bytes() == before
+
+
+def test_one_command_again_means_the_mixture_that_the_run_has(recipe, finished, at_step_8, tmp_path):
+    """Started with a file of weights that has gone since; the same command goes on with the numbers it had."""
+    csv = tmp_path / "mixture.csv"
+    csv.write_text("cell,phase1,phase2\na,0.8,0.25\nb,0.2,0.75\n")
+    said = dataclasses.replace(recipe, mixture=dataclasses.replace(MIXTURE, weights=str(csv), stages={}))
+    run = tmp_path / "started"
+    loop.train_recipe(said, run)
+    assert (run / "metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
+    shutil.rmtree(run / "checkpoints" / "12")
+    csv.write_text("cell,phase1,phase2\na,0.5,0.5\nb,0.5,0.5\n")
+    train_or_resume(said, run)
+    assert (run / "metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
+    assert "resumed" not in read_recipe(run)[1], "nothing was changed"
+
+
+def test_settings_that_need_a_store_are_refused_without_one(tiny, tmp_path):
+    mixed = dataclasses.replace(
+        tiny.recipe, mixture=MIXTURE, data=dataclasses.replace(tiny.recipe.data, packing="best_fit")
+    )
+    with pytest.raises(EquimoeError, match=r"2 problems: (.|\n)* - mixture (.|\n)* - data.packing \(.best_fit.\): has no effect"):
+        loop.train_recipe(mixed, tmp_path / "run")
+    assert not (tmp_path / "run" / "recipe.json").exists()
+
+
+def test_another_store_is_refused_on_resume(at_step_8, store, tmp_path):
+    other = shutil.copytree(store, tmp_path / "other")
+    (other / "store.json").unlink()
+    shutil.copytree(other / shard_folder("a", 0), other / shard_folder("a", 1))
+    finish_store(other, CellStore.open(store).tokenizer(), VOCABULARY, {})
+    path = at_step_8 / "recipe.json"
+    path.write_text(path.read_text().replace(str(store), str(other)))
+    with pytest.raises(EquimoeError, match="must be what the run was trained on; corpus_sha256 changed"):
+        loop.resume_run(at_step_8)
+
+
+def test_a_stage_of_the_recipe_from_the_start(recipe, finished, tmp_path):
+    staged = dataclasses.replace(MIXTURE, stages={"late": MixtureStage(10, "a:1")})
+    run = tmp_path / "run"
+    loop.train_recipe(dataclasses.replace(recipe, mixture=staged), run)
+    assert steps_of(run)[:10] == steps_of(finished)[:10] and steps_of(run)[11]["cell_share/a"] == 1
