@@ -11,7 +11,7 @@ import importlib
 import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from equimoe.data.preparing.filters.words import UNICODE, WORDS_VERSION, word_hashes
 from equimoe.errors import EquimoeError
@@ -21,6 +21,7 @@ __all__ = ["DocumentFilter", "Language", "Length", "first_reason", "looked_at"]
 _PIECES, _PIECE_CHARACTERS = 3, 600
 
 
+@runtime_checkable  # the tests check argument types as they run
 class DocumentFilter(Protocol):
     """What the filters of single documents have in common. They keep nothing per document."""
 
