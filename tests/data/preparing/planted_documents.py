@@ -1,8 +1,8 @@
 """A seeded set of documents with planted near duplicates and leaks, and how many of each the filters find.
 
-Run it to print the tables: `python tests/data/preparing/planted_documents.py [PAIRS]` (20 s with 3,000). Words are drawn by
-Zipf's law, so that documents share common words but hardly a 5-gram. What is near is measured here, on Python sets
-of word tuples, without any of the code under test.
+Run it to print the tables: `python tests/data/preparing/planted_documents.py [PAIRS]` (3,000 pairs: a few seconds).
+Words are drawn by Zipf's law, so that documents share common words but hardly a 5-gram. What is near is measured
+here, on Python sets of word tuples, without any of the code under test.
 """
 
 from __future__ import annotations
