@@ -150,9 +150,12 @@ def test_other_facts_or_settings_start_anew(tmp_path):
 def test_what_a_killed_process_left_after_its_result_is_removed(tmp_path):
     files = written(tmp_path, rows_of(50, 1, 20), [])
     find_duplicates(files, 1, [(0,)], SETTINGS, tmp_path / "work")
-    (tmp_path / "work" / "pointers.bin").write_bytes(b"")
+    whole = {each.name for each in (tmp_path / "work").iterdir()}
+    for name in ("pointers.bin", ".aside-done.json-1", "pairs/000.bin", "spilled/0001.bin"):
+        (tmp_path / "work" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "work" / name).write_bytes(b"")
     find_duplicates(files, 1, [(0,)], SETTINGS, tmp_path / "work")
-    assert not (tmp_path / "work" / "pointers.bin").exists()
+    assert {each.name for each in (tmp_path / "work").iterdir()} == whole
 
 
 def test_nothing_at_all(tmp_path):

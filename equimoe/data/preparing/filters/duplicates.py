@@ -33,7 +33,7 @@ from jaxtyping import Bool, Int64, UInt64
 
 from equimoe.data.preparing.filters.facts import facts_documents, read_facts
 from equimoe.errors import EquimoeError
-from equimoe.files import file_sha256, locked_folder, write_file
+from equimoe.files import ASIDE_PREFIX, file_sha256, locked_folder, write_file
 
 __all__ = ["MEMORY_BYTES", "DuplicateExample", "Duplicates", "find_duplicates"]
 
@@ -43,7 +43,7 @@ _VERSION = 1
 _MOST_EXAMPLES = 5
 _MOST_PARTITIONS = 4096
 _JOINED_AT_ONCE = 1 << 20  # pairs, and documents in a pass over all of them
-DONE, KEY, PAIRS, VERDICTS = "done.json", "key.json", "pairs", "verdicts"
+DONE, KEY, PAIRS, SPILLED, VERDICTS = "done.json", "key.json", "pairs", "spilled", "verdicts"
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def find_duplicates(
             path = work / PAIRS / f"{number:03d}.bin"
             if path.exists():
                 continue
-            sorter = _Sorter(facts_files, columns, key, offsets, work / "spilled", memory_bytes)
+            sorter = _Sorter(facts_files, columns, key, offsets, work / SPILLED, memory_bytes)
             write_file(path, (pairs.astype("<i8").tobytes() for pairs in sorter.pairs()))
             log(f"{name}: key {number + 1} of {len(keys)}: {path.stat().st_size // 16:,} pairs")
         found = replace(_verdicts(work, offsets, len(keys)), compared=_compared(facts_files, columns))
@@ -118,10 +118,11 @@ def find_duplicates(
 
 
 def _tidy(work: Path) -> None:
-    """Remove what only the work needed, also after a process that was killed between its result and this."""
-    for name in ("pointers.bin", "sizes.bin"):
-        (work / name).unlink(missing_ok=True)
-    shutil.rmtree(work / PAIRS, ignore_errors=True)
+    """Remove what only the work needed, also what killed processes left: the lock says that none is at it."""
+    for path in (work / "pointers.bin", work / "sizes.bin", *work.glob(f"{ASIDE_PREFIX}*")):
+        path.unlink(missing_ok=True)
+    for folder in (work / PAIRS, work / SPILLED):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_of(work: Path, digest: str) -> bool:
