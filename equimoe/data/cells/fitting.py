@@ -202,7 +202,8 @@ def _vectors(sample: Sample, rows: np.ndarray | None, seed: int, log: Log) -> _V
         )
     dimensions = min(DIMENSIONS, *table.shape)
     log(f"SVD: {table.shape[0]:,} documents, {table.shape[1]:,} terms, {table.nnz:,} weights")
-    components = TruncatedSVD(dimensions, random_state=seed).fit(table).components_
+    with np.errstate(invalid="ignore"):  # the share of a variance that is 0: of documents that are all alike
+        components = TruncatedSVD(dimensions, random_state=seed).fit(table).components_
     features = TextFeatures(vocabulary, np.ascontiguousarray(components.T, np.float32))
     # As an assignment computes them, not as the SVD has them: the clusters of the sample are those of `assign`.
     values = np.stack([features.vector(read(text)) for text in sample.texts])

@@ -205,10 +205,9 @@ def _fit_linear(
 
     rows = [_hashed(reading) for reading in readings]
     starts = np.cumsum([0, *(len(places) for places, _ in rows)])
-    table = scipy.sparse.csr_matrix(
-        (np.concatenate([v for _, v in rows]), np.concatenate([p for p, _ in rows]), starts),
-        (len(rows), BUCKETS + len(SIGNALS)),
-    )
+    # A bucket that no example has gets weight 0 from the penalty; without it a step costs a tenth.
+    met, columns = np.unique(np.concatenate([places for places, _ in rows]), return_inverse=True)
+    table = scipy.sparse.csr_matrix((np.concatenate([v for _, v in rows]), columns, starts), (len(rows), len(met)))
     table.sum_duplicates()
     if are_labels:  # balanced: how many of each a user labelled says nothing of the data
         model = LogisticRegression(C=10.0, class_weight="balanced", max_iter=1_000)
@@ -216,7 +215,9 @@ def _fit_linear(
     else:
         model = Ridge(alpha=0.1, solver="sparse_cg", tol=1e-8)
         model.fit(table, values)
-    return LinearQuality(np.ravel(model.coef_).astype(np.float64), float(np.ravel(model.intercept_)[0]))
+    weights = np.zeros(BUCKETS + len(SIGNALS))
+    weights[met] = np.ravel(model.coef_)
+    return LinearQuality(weights, float(np.ravel(model.intercept_)[0]))
 
 
 def _right_order(guesses: Float64[np.ndarray, " n"], values: Float64[np.ndarray, " n"]) -> float | None:
