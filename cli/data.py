@@ -58,7 +58,7 @@ def show(
 
 @data.command()
 def cells(
-    paths: Annotated[list[str], typer.Argument(metavar="PATHS...", help="Files, globs, folders, hf://, `embedded`.")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATHS", help="Files, globs, folders, hf://, `embedded`.")],
     out: Annotated[str, typer.Option(metavar="MODEL", help="The model's folder, which must not exist.")],
     clusters: Annotated[int, typer.Option(help="Domains, 1 to 100.")] = 40,
     quality_levels: Annotated[int, typer.Option(help="Levels of quality in each domain, 1 to 10.")] = 5,
