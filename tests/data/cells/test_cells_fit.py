@@ -15,6 +15,7 @@ from cells_helpers import TOPICS, bytes_of, speech_pieces, topic_documents, writ
 from data_helpers import run_python
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
+from threadpoolctl import threadpool_info
 
 from equimoe.data.cells import fitting
 from equimoe.data.cells.features import TextFeatures, Vocabulary, read
@@ -185,6 +186,28 @@ def test_clusters_are_the_nearest_centroids_of_k_means_the_largest_first(fitted,
     assert model.place(texts).clusters.tolist() == judge.predict(vectors).tolist()
     sizes = [record["documents"] for record in model.header["clusters"]]
     assert (sizes, sum(sizes)) == (sorted(sizes, reverse=True), len(set(texts)))
+
+
+def test_the_largest_cluster_comes_first(topics, tmp_path):
+    few = {"sea": 20, "kitchen": 60, "court": 10, "orchard": 40}
+    texts = [text for topic, most in few.items() for text in [t for known, t in topics if known == topic][:most]]
+    model = fit_cells(Data(path=str(write_jsonl(tmp_path / "t.jsonl", texts))), SMALL).model
+    cells = model.assign([" ".join(TOPICS[topic]) for topic in ("kitchen", "orchard", "sea", "court")])
+    assert [cell[:3] for cell in cells] == ["c00", "c01", "c02", "c03"]
+    assert [record["documents"] for record in model.header["clusters"]] == [60, 40, 20, 10]
+
+
+def test_scikit_learn_has_one_thread(topics, tmp_path, monkeypatch):
+    """With several its k-means adds up in the order in which they end; small data would not show it."""
+    seen, fit = [], KMeans.fit
+
+    def watched(self, *arguments, **named):
+        seen.append(max(library["num_threads"] for library in threadpool_info()))
+        return fit(self, *arguments, **named)
+
+    monkeypatch.setattr(KMeans, "fit", watched)
+    fit_cells(Data(path=str(write_jsonl(tmp_path / "t.jsonl", [text for _, text in topics]))), SMALL)
+    assert seen == [1]
 
 
 def test_levels_hold_equally_many_documents_of_their_cluster(fitted, topics):
