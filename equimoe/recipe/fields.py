@@ -68,10 +68,16 @@ def leaves(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield path, value
 
 
-def named_fields(record: type) -> dict[str, type]:
-    """Field name -> record type, of the fields that hold records under names of the user's."""
-    kinds = {name: named_records(kind) for name, kind in field_types(record).items()}
-    return {name: kind for name, kind in kinds.items() if kind is not None}
+def named_fields(record: type, prefix: str = "") -> dict[str, type]:
+    """Dotted path -> record type, of the fields in a tree that hold records under names of the user's."""
+    found: dict[str, type] = {}
+    for name, kind in field_types(record).items():
+        inner = named_records(kind)
+        if dataclasses.is_dataclass(kind):
+            found |= named_fields(kind, f"{prefix}{name}.")
+        elif inner is not None:
+            found[f"{prefix}{name}"] = inner
+    return found
 
 
 def named_records(kind: Any) -> type | None:

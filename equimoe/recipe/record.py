@@ -22,8 +22,11 @@ __all__ = [
     "Data",
     "Evaluation",
     "HeldOutSet",
+    "Loading",
     "Logging",
     "Mesh",
+    "Mixture",
+    "MixtureStage",
     "Transport",
     "Optimizer",
     "Recipe",
@@ -36,7 +39,8 @@ __all__ = [
 class Data:
     """What to train on. `path`: `embedded`, files, globs, folders, hf://org/name (comma-separated or a tuple).
 
-    None: the recipe names no data, and training is refused until `data.path` is given.
+    Or a store that `equimoe data prepare` wrote: its tokenizer, split and cells are its own. None: the recipe names no
+    data, and training is refused until `data.path` is given.
     """
 
     path: str | tuple[str, ...] | None = "embedded"
@@ -45,7 +49,43 @@ class Data:
     piece_bytes: int | None = None  # cut longer documents at line ends into pieces of this size; a single one always is
     tokenizer: str = "train"  # `train`: byte-level BPE on the training split; else a tokenizer.json, or a Hub id
     heldout_fraction: float = 0.02  # share of documents, chosen by content hash, never trained on
-    heldout_max_bytes: int = 400_000  # evaluation reads at most this much of it
+    heldout_max_bytes: int = 400_000  # evaluation reads at most this much of it; of a store with cells, of each cell
+    cell: str | None = None  # rule that puts documents into cells: source, folder, file, field:NAME, cells:MODEL
+    packing: str = "stream"  # documents of a store into rows: stream (cut at row ends), best_fit (whole, padded)
+    border_targets: bool = True  # the first token after a document border counts as a target, as in the hero
+
+
+@dataclass(frozen=True)
+class MixtureStage:
+    """Weights that replace those before, from a step on. What was read until then stays what it was."""
+
+    from_step: int
+    weights: str  # as `mixture.weights`, with as many phases
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """How much of a batch comes from which cell of a store (hero_spec section 5).
+
+    `weights`: a rule (tokens, equal, tokens^0.5), one for all phases or one each, as tokens/equal; a .csv file with the
+    columns cell,phase1,phase2,...; or written out, `docs:0.7/0.2 speeches:0.3/0.8`, which is what a run keeps.
+    """
+
+    weights: str = "tokens"
+    shares: tuple[float, ...] = (1.0,)  # of the run's steps, one a phase
+    block_sequences: int = 49_152  # in every block of so many sequences each cell has the same number of them
+    most_epochs: float = 8.0  # no cell may be read more often than this, over all phases
+    simulated_tokens: int | None = None  # read each cell as often as a run of so many tokens would (hero: 18.75e12)
+    stages: Mapping[str, MixtureStage] = field(default_factory=dict)  # by name: later mixtures, appended
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How rows are read while the step runs. Never what is read."""
+
+    workers: int = 0  # processes that read; 0: threads of this one, enough wherever reading is copying
+    prefetch_batches: int = 2  # made ahead
+    cache_bytes: int = 20_000_000_000  # of a store that lies elsewhere (s3://, gs://, hf://), kept on this disk
 
 
 @dataclass(frozen=True)
@@ -150,7 +190,8 @@ _LARGEST = 2**31 - 1  # steps and sequence counters of a step are 32-bit on the 
 _COUNTS = (
     "schedule.steps schedule.batch_sequences schedule.accumulation evaluation.every_steps checkpoints.every_steps "
     "checkpoints.permanent_every_steps checkpoints.keep samples.every_steps samples.tokens "
-    "logging.norms_every_steps transport.waves optimizer.newton_schulz_steps optimizer.quantile_balancing_bins"
+    "logging.norms_every_steps transport.waves loading.prefetch_batches mixture.block_sequences "
+    "optimizer.newton_schulz_steps optimizer.quantile_balancing_bins"
 )
 # What a single value must be: rule, remedy, the check, the fields it is for. None is always allowed where a field is
 # optional.
@@ -160,7 +201,7 @@ _RULES: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
         "must be at least 1",
         "use a positive number",
         lambda v: v >= 1,
-        f"{_COUNTS} data.heldout_max_bytes data.max_bytes data.piece_bytes",
+        f"{_COUNTS} data.heldout_max_bytes data.max_bytes data.piece_bytes mixture.simulated_tokens",
     ),
     ("must be 0 or above", "0 turns it off", lambda v: v >= 0, "optimizer.z_loss optimizer.gate_router_decay"),
     ("must be in [0, 1)", "the hero uses 0.01", lambda v: 0 <= v < 1, "schedule.warmup_fraction"),
@@ -191,6 +232,27 @@ _RULES: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
         "transport.transport_factor transport.receiver_factor",
     ),
     ("must be above 0", "use 60, or none", lambda v: v > 0, "checkpoints.rolling_minutes"),
+    ("must be in 0 .. 64", "0 reads in threads", lambda v: 0 <= v <= 64, "loading.workers"),
+    ("must be at least 1 MB", "the default is 20 GB", lambda v: v >= 1_000_000, "loading.cache_bytes"),
+    ("must be above 0", "the hero uses 8", lambda v: 0 < v < math.inf, "mixture.most_epochs"),
+    (
+        "must be stream or best_fit",
+        "stream is the hero's",
+        lambda v: v in ("stream", "best_fit"),
+        "data.packing",
+    ),
+    (
+        "must be source, folder, file, field:NAME or cells:MODEL",
+        "`source` makes a cell of every element of data.path",
+        lambda v: v in ("source", "folder", "file") or re.fullmatch(r"(field|cells):.+", v) is not None,
+        "data.cell",
+    ),
+    (
+        "must be positive numbers that sum to 1",
+        "the hero uses 0.8,0.2",
+        lambda v: v and all(share > 0 for share in v) and abs(sum(v) - 1) < 1e-9,
+        "mixture.shares",
+    ),
     ("must be 0 or above", "0 is greedy", lambda v: v >= 0, "samples.temperature"),
     # JAX keeps 32 bits of a seed: two that differ above them would give one model.
     ("must be in 0 .. 4,294,967,295", "use one of these", lambda v: 0 <= v < 2**32, "seed"),
@@ -224,6 +286,8 @@ class Recipe:
     evals: Mapping[str, HeldOutSet | str | tuple[str, ...]] = field(default_factory=dict)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     samples: Samples = field(default_factory=Samples)
+    mixture: Mixture = field(default_factory=Mixture)
+    loading: Loading = field(default_factory=Loading)
     logging: Logging = field(default_factory=Logging)
     mesh: Mesh = field(default_factory=Mesh)
     transport: Transport = field(default_factory=Transport)

@@ -21,6 +21,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -315,19 +316,22 @@ def _with_fields(record: Any, texts: Mapping[str, str], problems: Problems, *, a
     named = {field: {} for field in named_fields(type(record))}
     values: dict[str, Any] = {}
     for name, text in texts.items():
-        field, _, rest = name.partition(".")
-        if field in named and rest:
-            named[field][rest] = text
-        elif field in named:
-            problems.require(False, name, text, "holds sets by name", f"write {field}.NAME=PATHS")
+        group, _, rest = name.partition(".")
+        field = next((field for field in named if f"{name}.".startswith(f"{field}.")), None)
+        if field is not None and name != field:
+            named[field][name[len(field) + 1 :]] = text
+        elif field is not None:
+            first = next(iter(field_types(named_fields(type(record))[field])))
+            example = f"{field}.NAME=PATHS" if first == "path" else f"{field}.NAME.{first}=VALUE"
+            problems.require(False, name, text, "holds records by name", f"write {example}")
         elif name not in kinds:
-            meant = nearest(field, named) if rest and not any(k.startswith(f"{field}.") for k in kinds) else None
+            meant = nearest(group, named) if rest and not any(k.startswith(f"{group}.") for k in kinds) else None
             _refuse_unknown(name, text, [f"{meant}.{rest}"] if meant else [*also, *kinds], problems)
         else:
             _parse_into(values, name, text, kinds[name], problems)
     for field, given in named.items():
         if given:
-            values[field] = _with_named(getattr(record, field), field, given, problems)
+            values[field] = _with_named(attrgetter(field)(record), field, given, problems)
     return _rebuilt(record, values, "", problems)
 
 
@@ -343,9 +347,10 @@ def _with_named(records: Mapping[str, Any], field: str, texts: Mapping[str, str]
     """The records of a field such as `evals`, with `NAME` (its path) and `NAME.FIELD` changed, or added."""
     kind = named_fields(Recipe)[field]
     kinds, by_name = field_types(kind), {}
+    needed = [f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING]
     for rest, text in texts.items():
         name, _, inner = rest.partition(".")
-        inner = inner or "path"
+        inner = inner or ("path" if "path" in kinds else "")
         if inner not in kinds:
             _refuse_unknown(f"{field}.{rest}", text, [f"{field}.{name}.{known}" for known in kinds], problems)
             continue
@@ -357,12 +362,14 @@ def _with_named(records: Mapping[str, Any], field: str, texts: Mapping[str, str]
     for name, values in by_name.items():
         if name in records:
             changed[name] = dataclasses.replace(records[name], **values)
-        elif "path" in values:
+        elif all(inner in values for inner in needed):
             changed[name] = kind(**values)
         else:
-            close = nearest(name, records)
-            remedy = f"did you mean {field}.{close}?" if close else f"add {field}.{name}=PATHS"
-            problems.require(False, f"{field}.{name}", None, "is no set of this recipe, and no path is given", remedy)
+            close, missing = nearest(name, records), [inner for inner in needed if inner not in values]
+            adding = " ".join(f"{field}.{name}{'=PATHS' if i == 'path' else f'.{i}=VALUE'}" for i in missing)
+            remedy = f"did you mean {field}.{close}?" if close else f"add {adding}"
+            lacks = f"is none of this recipe's, and no {' and no '.join(missing)} is given"
+            problems.require(False, f"{field}.{name}", None, lacks, remedy)
     return changed
 
 

@@ -18,7 +18,7 @@ from equimoe.recipe.record import Recipe
 
 __all__ = ["differences", "model_trajectory", "refuse_changes", "refuse_edited", "trajectory"]
 
-FREE_GROUPS = ("checkpoints", "evaluation", "evals", "samples", "logging", "mesh", "purpose", "cost")
+FREE_GROUPS = ("checkpoints", "evaluation", "evals", "samples", "loading", "logging", "mesh", "purpose", "cost")
 MODEL, TOKENIZER = "model.", "data.tokenizer"
 # Where the data and the tokenizer lie may change: their hashes, kept in recipe.json, may not.
 _PLACES = ("name", "data.path", "data.tokenizer")

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from equimoe.data.cell_store import HELDOUT, CellStore, finish_store, shard_folder
 from equimoe.data.store import StoreWriter, TokenStore
+from equimoe.data.tokenizer import train_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = "the router sends every token to some of many experts and joins what they say weighted by scores".split()
@@ -18,6 +20,21 @@ def make_store(folder: Path, documents: list[list[int]], vocabulary: int = 300) 
         for ids in documents:
             writer.add(ids, len(ids))
         return writer.finish()
+
+
+def make_cell_store(
+    folder: Path,
+    cells: dict[str, list[list[list[int]]]],
+    heldout: dict[str, list[list[int]]] | None = None,
+    vocabulary: int = 300,
+) -> CellStore:
+    """A store of `{cell: [shard: [document: ids]]}`, with a tokenizer of bytes alone."""
+    for name, shards in cells.items():
+        for number, documents in enumerate(shards):
+            make_store(folder / shard_folder(name, number), documents, vocabulary)
+    for name, documents in (heldout or {}).items():
+        make_store(folder / HELDOUT / name, documents, vocabulary)
+    return finish_store(folder, train_tokenizer(["a text to learn from"], 280), vocabulary, {})
 
 
 def run_python(code: str, *arguments: str, cache: Path, check: bool = True) -> subprocess.CompletedProcess:

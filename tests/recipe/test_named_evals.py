@@ -11,9 +11,10 @@ import pytest
 from equimoe.errors import EquimoeError
 from equimoe.parallel.program import CPU
 from equimoe.plan.arithmetic import arithmetic, lines
-from equimoe.recipe import HeldOutSet
+from equimoe.recipe import HeldOutSet, MixtureStage, Recipe
+from equimoe.recipe.fields import record_from_dict
 from equimoe.recipe.recipe_json import recipe_from_json, recipe_to_json
-from equimoe.recipe.resolve import resolve
+from equimoe.recipe.resolve import changed, resolve
 
 RECIPE = """
 from equimoe import HeldOutSet, Recipe, Schedule, preset
@@ -73,9 +74,9 @@ def test_the_command_line_adds_and_changes_sets(write):
         ("evals.code.every_steps=0", "evals.code.every_steps (0): must be at least 1"),
         (
             "evals.cod.max_bytes=9",
-            "evals.cod (None): is no set of this recipe, and no path is given; did you mean evals.code?",
+            "evals.cod (None): is none of this recipe's, and no path is given; did you mean evals.code?",
         ),
-        ("evals.zzz.max_bytes=9", "is no set of this recipe, and no path is given; add evals.zzz=PATHS"),
+        ("evals.zzz.max_bytes=9", "is none of this recipe's, and no path is given; add evals.zzz=PATHS"),
         ("evals.Code=x", "evals.Code ('Code'): must be named by a-z, 0-9, _ and -"),
         (
             "evals.heldout=x",
@@ -83,7 +84,7 @@ def test_the_command_line_adds_and_changes_sets(write):
         ),
         ("evals.macro=x", "evals.macro ('macro'): must be named by"),
         ("evals.code=", "evals.code.path (''): must name a source"),
-        ("evals=x", "evals ('x'): holds sets by name; write evals.NAME=PATHS"),
+        ("evals=x", "evals ('x'): holds records by name; write evals.NAME=PATHS"),
         ("eval.code=x", "eval.code ('x'): is no argument or field of this recipe; did you mean evals.code?"),
     ],
 )
@@ -149,3 +150,25 @@ def test_show_prints_them_as_lines_that_can_be_given_back():
     shown = [line.strip() for line in lines(recipe, facts) if line.startswith("  evals.")]
     assert "evals.prose.every_steps=5" in shown and "evals.code.every_steps=none" in shown
     assert resolve("tiny", shown).recipe == recipe
+
+
+def test_named_records_inside_a_group(write):
+    """`mixture.stages` is spelled like `evals`, a level deeper."""
+    recipe = resolve(write("{}"), ["mixture.stages.later.from_step=96", "mixture.stages.later.weights=equal"]).recipe
+    assert recipe.mixture.stages == {"later": MixtureStage(from_step=96, weights="equal")}
+    back = record_from_dict(Recipe, json.loads(json.dumps(recipe.to_dict())), "recipe.json")
+    assert back == recipe
+    assert changed(recipe, ["mixture.stages.later.from_step=192"]).mixture.stages["later"].from_step == 192
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("mixture.stages=x", "holds records by name; write mixture.stages.NAME.from_step=VALUE"),
+        ("mixture.stages.later.from_step=9", "and no weights is given; add mixture.stages.later.weights=VALUE"),
+        ("mixture.stages.later=9", "is a group of fields, not a value; set one of them, such as mixture.stages.later"),
+        ("mixture.stages.later.step=9", "did you mean mixture.stages.later.from_step?"),
+    ],
+)
+def test_a_wrong_stage_is_refused_with_the_way_out(write, override, message):
+    assert message in refusal(write("{}"), [override])

@@ -1,0 +1,415 @@
+"""`CellStore`: a prepared store, tokenised documents in named cells; what `equimoe data prepare` writes.
+
+    store.json                       format, version, counts and shards of every cell, hashes, the record; written last
+    tokenizer.json
+    train/<cell>/<00000 ...>/        shards of the cell, in order: each a folder as `equimoe.data.store` describes it
+    heldout/<cell>/                  what evaluation reads of the cell, one such folder
+
+The documents of a cell are one stream: shard after shard, as stored. A range of it is read from the one or two shards
+that hold it. The store's identity is `corpus_sha256`, over the hashes of all shards.
+Cost: opening reads the header, a few hundred bytes a shard; a shard is opened (mapped) when it is first read, and the
+`OPEN_SHARDS` last used ones stay open, whatever the size of the store.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import itertools
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from threading import Lock
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int32, Int64
+
+from equimoe.data.store import DOCUMENTS, TEXT_BYTES, TOKENS, TokenStore
+from equimoe.data.store import HEADER as SHARD_HEADER
+from equimoe.data.tokenizer import TextTokenizer, parse_tokenizer
+from equimoe.errors import EquimoeError
+from equimoe.files import file_sha256, sync_folder, write_file
+
+__all__ = [
+    "CELL_NAME",
+    "FORMAT",
+    "HELDOUT",
+    "TRAIN",
+    "CellStore",
+    "Place",
+    "ShardEntry",
+    "StoredCell",
+    "finish_store",
+    "is_store",
+    "joined",
+    "shard_folder",
+    "slug",
+]
+
+FORMAT, FORMAT_VERSION = "equimoe-store", 1
+HEADER, TOKENIZER = "store.json", "tokenizer.json"
+TRAIN, HELDOUT = "train", "heldout"
+CELL_NAME = re.compile(r"[a-z0-9_-]{1,64}")
+OPEN_SHARDS = 256
+_COUNTS = ("documents", "tokens", "text_bytes")
+_AGAIN = "Prepare the data again"
+
+
+@runtime_checkable
+class Place(Protocol):
+    """Where a store lies: a folder here, or elsewhere (`equimoe.data.remote`)."""
+
+    location: str
+
+    def read(self, name: str) -> bytes:
+        """A small file, whole. FileNotFoundError if it is not there."""
+
+    def shard(self, folder: str) -> TokenStore:
+        """A shard or held-out folder, opened: its `tokens` can be sliced, its other arrays are here."""
+
+    def sha256(self, name: str) -> str:
+        """Of a file, all of which is read."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A store in a folder of this machine."""
+
+    location: str
+
+    def read(self, name: str) -> bytes:
+        return (Path(self.location) / name).read_bytes()
+
+    def shard(self, folder: str) -> TokenStore:
+        return TokenStore.open(Path(self.location) / folder)
+
+    def sha256(self, name: str) -> str:
+        return file_sha256(Path(self.location) / name)
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """A shard as the header has it. `sha256`: of the shard's own header, which has those of its files."""
+
+    folder: str
+    documents: int
+    tokens: int
+    text_bytes: int
+    sha256: str
+
+
+class StoredCell:
+    """The training documents of a cell as one stream of tokens."""
+
+    def __init__(self, name: str, shards: tuple[ShardEntry, ...], opened: Callable[[ShardEntry], TokenStore]):
+        self.name, self.shards, self._opened = name, shards, opened
+        self._token_ends = list(itertools.accumulate(shard.tokens for shard in shards))
+        self._document_ends = list(itertools.accumulate(shard.documents for shard in shards))
+
+    @property
+    def tokens(self) -> int:
+        return self._token_ends[-1] if self.shards else 0
+
+    @property
+    def documents(self) -> int:
+        return self._document_ends[-1] if self.shards else 0
+
+    @property
+    def text_bytes(self) -> int:
+        return sum(shard.text_bytes for shard in self.shards)
+
+    def read(self, begin: int, end: int) -> tuple[Int32[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        """Tokens `begin` .. `end - 1` of the stream, and the number of the document, in the cell, of each."""
+        if not 0 <= begin <= end <= self.tokens:
+            raise EquimoeError(
+                f"cell {self.name}", f"holds tokens 0 .. {self.tokens - 1}", "Read within it", value=(begin, end)
+            )
+        tokens, documents = np.empty(end - begin, np.int32), np.empty(end - begin, np.int64)
+        number = bisect.bisect_right(self._token_ends, begin)
+        at = begin
+        while at < end:
+            start = self._token_ends[number] - self.shards[number].tokens
+            stop = min(end, self._token_ends[number])
+            part = slice(at - begin, stop - begin)
+            tokens[part], documents[part] = _of_shard(self.shard(number), at - start, stop - start)
+            documents[part] += self._document_ends[number] - self.shards[number].documents
+            at, number = stop, number + 1
+        return tokens, documents
+
+    def shard(self, number: int) -> TokenStore:
+        return self._opened(self.shards[number])
+
+    def document_starts(self, number: int) -> Int64[np.ndarray, " documents_plus_one"]:
+        """Where each document of a shard starts in that shard, and the end."""
+        return self.shard(number).starts
+
+
+def _of_shard(shard: TokenStore, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of one shard, and the number of the document, in the shard, of each."""
+    first = int(np.searchsorted(shard.starts, begin, side="right")) - 1
+    last = int(np.searchsorted(shard.starts, end, side="left"))
+    inside = np.clip(shard.starts[first : last + 1], begin, end)
+    return shard.tokens[begin:end], np.repeat(np.arange(first, last), np.diff(inside))
+
+
+class CellStore:
+    """An opened store. Every shard's header is compared with the store's when the shard is opened."""
+
+    def __init__(self, place: Place, header: dict, shards: Mapping[str, tuple[ShardEntry, ...]]):
+        self.place, self.header = place, header
+        self._cells = {name: StoredCell(name, shards[name], self._opened) for name in sorted(shards)}
+        self._open: OrderedDict[str, TokenStore] = OrderedDict()
+        self._lock = Lock()  # rows are read by several threads
+
+    @classmethod
+    def open(cls, location: str | Path) -> CellStore:
+        """Open a finished store in a folder; refuses one that is unfinished, damaged or of an unknown version."""
+        return cls.at(Folder(str(location)))
+
+    @classmethod
+    def at(cls, place: Place) -> CellStore:
+        """Open the store at `place`."""
+        header = _read_header(place)
+        try:
+            shards = {name: _entries(cell) for name, cell in header["cells"].items()}
+            wrong = [name for name in shards if CELL_NAME.fullmatch(name) is None]
+            for folder in (entry.folder for entries in shards.values() for entry in entries):
+                wrong += [] if _stays_inside(folder) else [folder]
+            if wrong:
+                raise ValueError(f"{wrong[0]!r} is no name of a cell or a folder of one")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise EquimoeError(
+                f"store {place.location}", f"{HEADER} must be as this version writes it, but: {error!r}", _AGAIN
+            ) from error
+        return cls(place, header, shards)
+
+    @property
+    def location(self) -> str:
+        return self.place.location
+
+    @property
+    def vocabulary(self) -> int:
+        return self.header["vocabulary"]
+
+    @property
+    def tokenizer_sha256(self) -> str:
+        return self.header["tokenizer_sha256"]
+
+    @property
+    def corpus_sha256(self) -> str:
+        return self.header["corpus_sha256"]
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Names of the cells, sorted; some may hold held-out documents only."""
+        return tuple(self._cells)
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Training tokens by cell."""
+        return {name: cell.tokens for name, cell in self._cells.items()}
+
+    def cell(self, name: str) -> StoredCell:
+        """The training documents of a cell."""
+        return self._cells[name]
+
+    def heldout(self, name: str) -> TokenStore | None:
+        """What evaluation reads of a cell; None if nothing of it was held out."""
+        if self.header["cells"][name]["heldout"] is None:
+            return None
+        return self.place.shard(f"{HELDOUT}/{name}")
+
+    def heldout_all(self) -> TokenStore:
+        """The held-out documents of all cells, one cell after another, in memory."""
+        parts = [store for name in self.cells if (store := self.heldout(name)) is not None]
+        if not parts:
+            raise EquimoeError(
+                f"store {self.location}", "must hold out documents to evaluate on", "Prepare it with --heldout-fraction"
+            )
+        return joined(parts)
+
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of the store; refuses one that was exchanged."""
+        name = f"{self.location}/{TOKENIZER}"
+        tokenizer = parse_tokenizer(self.place.read(TOKENIZER).decode(), name, self.vocabulary)
+        if tokenizer.sha256 != self.tokenizer_sha256:
+            raise EquimoeError(
+                f"store {self.location}", f"{TOKENIZER} must be the one that the store was written with", _AGAIN
+            )
+        return tokenizer
+
+    def verify(self, log: Callable[[str], None] = lambda line: None) -> None:
+        """Read every file and compare it with its sha256; raises EquimoeError that names all that differ."""
+        damaged = []
+        for folder in self._folders():
+            try:
+                self._check_header(folder)
+                sums = json.loads(self.place.read(f"{folder}/{SHARD_HEADER}"))["sha256"]
+                for name in (TOKENS, DOCUMENTS, TEXT_BYTES):
+                    if self.place.sha256(f"{folder}/{name}") != sums[name]:
+                        damaged.append(f"{folder}/{name}")
+            except (EquimoeError, OSError) as error:
+                damaged.append(f"{folder} ({error})")
+            log(f"{folder}: {'damaged' if damaged and damaged[-1].startswith(folder) else 'as written'}")
+        if damaged:
+            raise EquimoeError(
+                f"store {self.location}", f"files must be as they were written, {'; '.join(damaged)} are not", _AGAIN
+            )
+
+    def _folders(self) -> list[str]:
+        held = [name for name in self.cells if self.header["cells"][name]["heldout"] is not None]
+        shards = [entry.folder for cell in self._cells.values() for entry in cell.shards]
+        return [*shards, *(f"{HELDOUT}/{name}" for name in held)]
+
+    def _check_header(self, folder: str) -> None:
+        """Refuse a shard whose header is not the one that the store was finished with."""
+        expected = {entry.folder: entry.sha256 for cell in self._cells.values() for entry in cell.shards}
+        if folder in expected and _sha256(self.place.read(f"{folder}/{SHARD_HEADER}")) != expected[folder]:
+            raise EquimoeError(
+                f"store {self.location}", f"{folder} must be the shard that it was finished with", _AGAIN
+            )
+
+    def _opened(self, entry: ShardEntry) -> TokenStore:
+        with self._lock:
+            if entry.folder in self._open:
+                self._open.move_to_end(entry.folder)
+                return self._open[entry.folder]
+        shard = self._first_opened(entry)
+        with self._lock:
+            self._open[entry.folder] = shard
+            while len(self._open) > OPEN_SHARDS:
+                self._open.popitem(last=False)
+        return shard
+
+    def _first_opened(self, entry: ShardEntry) -> TokenStore:
+        try:
+            header = self.place.read(f"{entry.folder}/{SHARD_HEADER}")
+        except FileNotFoundError as error:
+            raise EquimoeError(f"store {self.location}", f"shard {entry.folder} must be there", _AGAIN) from error
+        shard = self.place.shard(entry.folder)
+        if _sha256(header) != entry.sha256 or (shard.token_count, shard.document_count) != (
+            entry.tokens,
+            entry.documents,
+        ):
+            raise EquimoeError(
+                f"store {self.location}", f"{entry.folder} must be the shard that it was finished with", _AGAIN
+            )
+        return shard
+
+
+def is_store(location: str | Path) -> bool:
+    """Whether a folder here holds a finished store."""
+    try:
+        header = json.loads((Path(location) / HEADER).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(header, dict) and header.get("format") == FORMAT
+
+
+def slug(value: str) -> str:
+    """The name of the cell of a value such as `Common Crawl`: lowercased, runs of other characters a `-`."""
+    return re.sub(r"[^a-z0-9_]+", "-", value.lower()).strip("-")[:64] or "none"
+
+
+def shard_folder(cell: str, number: int) -> str:
+    """Where a shard of a cell lies in its store."""
+    return f"{TRAIN}/{cell}/{number:05d}"
+
+
+def joined(stores: Iterable[TokenStore]) -> TokenStore:
+    """The documents of small stores one after another, as one in memory."""
+    stores = list(stores)
+    offsets = itertools.accumulate((store.token_count for store in stores), initial=0)
+    starts = [store.starts[:-1] + offset for store, offset in zip(stores, offsets, strict=False)]
+    total = sum(store.token_count for store in stores)
+    return TokenStore(
+        stores[0].folder,
+        np.concatenate([store.tokens for store in stores]),
+        np.concatenate([*starts, np.array([total], np.int64)]),
+        np.concatenate([store.text_bytes for store in stores]),
+        {},
+    )
+
+
+def finish_store(folder: Path, tokenizer: TextTokenizer, vocabulary: int, record: Mapping[str, Any]) -> CellStore:
+    """Make the shards below `folder` a store: write the tokenizer, and last the header. `record`: how it was made."""
+    cells: dict[str, dict] = {}
+    for path in sorted(folder.glob(f"{TRAIN}/*/*/{SHARD_HEADER}")):
+        cells.setdefault(path.parts[-3], {"shards": [], "heldout": None})["shards"].append(_entry(folder, path))
+    for path in sorted(folder.glob(f"{HELDOUT}/*/{SHARD_HEADER}")):
+        counted = {name: value for name, value in _entry(folder, path).items() if name != "folder"}
+        cells.setdefault(path.parts[-2], {"shards": [], "heldout": None})["heldout"] = counted
+    for cell in cells.values():
+        cell[TRAIN] = {
+            key: sum(shard[key] for shard in cell["shards"]) for key in ("documents", "tokens", "text_bytes")
+        }
+    hashes = [[name, [s["sha256"] for s in cell["shards"]], cell["heldout"]] for name, cell in sorted(cells.items())]
+    header = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "vocabulary": vocabulary,
+        "tokenizer_sha256": tokenizer.sha256,
+        "corpus_sha256": _sha256(json.dumps(hashes, sort_keys=True).encode()),
+        "cells": dict(sorted(cells.items())),
+        "record": dict(record),
+    }
+    tokenizer.save(folder / TOKENIZER)
+    sync_folder(folder)
+    write_file(folder / HEADER, [json.dumps(header, indent=1, sort_keys=True).encode()])
+    return CellStore.open(folder)
+
+
+def _entry(folder: Path, path: Path) -> dict[str, Any]:
+    raw = path.read_bytes()
+    header = json.loads(raw)
+    counts = {name: header[name] for name in _COUNTS}
+    return {"folder": path.parent.relative_to(folder).as_posix(), **counts, "sha256": _sha256(raw)}
+
+
+def _entries(cell: Mapping[str, Any]) -> tuple[ShardEntry, ...]:
+    entries = tuple(ShardEntry(**shard) for shard in cell["shards"])
+    for entry in entries:
+        counts = (entry.documents, entry.tokens, entry.text_bytes)
+        if not all(isinstance(count, int) and count >= 0 for count in counts):
+            raise ValueError(f"{entry.folder}: counts must be whole numbers")
+    return entries
+
+
+def _stays_inside(folder: str) -> bool:
+    """Whether a folder that a header names is one below the store: a header may come from the network."""
+    parts = PurePosixPath(folder).parts
+    return len(parts) == 3 and parts[0] == TRAIN and CELL_NAME.fullmatch(parts[1]) is not None and parts[2].isdigit()
+
+
+def _read_header(place: Place) -> dict:
+    subject = f"store {place.location}"
+    try:
+        header = json.loads(place.read(HEADER))
+    except FileNotFoundError as error:
+        raise EquimoeError(
+            subject,
+            f"must hold {HEADER}, which is written last: this one was never finished",
+            "Run the same `equimoe data prepare` again, it goes on",
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise EquimoeError(subject, f"{HEADER} must be readable JSON, but: {error}", _AGAIN) from error
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise EquimoeError(
+            subject, f"{HEADER} must say format {FORMAT!r}", "Name a folder that `equimoe data prepare` made"
+        )
+    if header.get("version") != FORMAT_VERSION:
+        raise EquimoeError(
+            subject,
+            f"version must be {FORMAT_VERSION} for this release",
+            "Upgrade equimoe, or prepare the data again",
+            value=header.get("version"),
+        )
+    return header
+
+
+def _sha256(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()
