@@ -1,4 +1,4 @@
-"""The help panel Data: `data show`."""
+"""The help panel Data: `data show`, `data cells`."""
 
 from __future__ import annotations
 
@@ -54,3 +54,47 @@ def show(
     resolved = resolve(recipe, [*overrides, *data_overrides(paths)])
     look = look_at(resolved.recipe, first_row=row, rows=count, log=lambda line: typer.echo(line, err=True))
     typer.echo(json.dumps(look.to_dict(), indent=1) if as_json else "\n".join(look.lines()))
+
+
+@data.command()
+def cells(
+    paths: Annotated[list[str], typer.Argument(metavar="PATHS", help="Files, globs, folders, hf://, `embedded`.")],
+    out: Annotated[str, typer.Option(metavar="MODEL", help="The model's folder, which must not exist.")],
+    clusters: Annotated[int, typer.Option(help="Domains, 1 to 100.")] = 40,
+    quality_levels: Annotated[int, typer.Option(help="Levels of quality in each domain, 1 to 10.")] = 5,
+    text_field: Annotated[str, typer.Option(help="Field of a JSONL line, or Parquet column, with the text.")] = "text",
+    embeddings: Annotated[
+        str | None, typer.Option(metavar="FILE.npy", help="Cluster these: a row a document with text, in order.")
+    ] = None,
+    labelled: Annotated[
+        str | None, typer.Option(metavar="FILE.jsonl", help="Examples for quality: text, and label 0/1 or score.")
+    ] = None,
+    sample_documents: Annotated[int, typer.Option(help="Fit on at most this many documents.")] = 50_000,
+    seed: Annotated[int, typer.Option(help="Chooses the sample and the starts of k-means.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Sort documents into cells, domain x quality (c07q3), and keep the model that sorts new ones.
+
+    A domain is a cluster of documents with like words, or like embeddings. A level is the quality within its domain.
+    Fitting needs equimoe\\[prep]. MODEL/intruders.md has samples to judge the cells by eye.
+
+    [bold]Examples[/bold]
+
+      equimoe data cells 'docs/*.jsonl' --out cells
+      equimoe data cells docs more.parquet --out cells --clusters 8 --quality-levels 3 --labelled good_bad.jsonl
+      equimoe data cells docs.jsonl --out cells --embeddings docs.npy --json
+    """
+    from equimoe.data.cells.fitting import Settings
+    from equimoe.data.cells.report import make_cells
+
+    settings = Settings(clusters, quality_levels, sample_documents, seed)
+    report = make_cells(
+        paths,
+        out,
+        settings,
+        text_field=text_field,
+        embeddings=embeddings,
+        labelled=labelled,
+        log=lambda line: typer.echo(line, err=True),
+    )
+    typer.echo(json.dumps(report.to_dict(), indent=1) if as_json else "\n".join(report.lines()))
