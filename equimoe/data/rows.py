@@ -11,21 +11,33 @@ Cost: 16 bytes of memory per document, whatever their length; a row is a binary 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Float32, Int32, Int64, UInt64
 
 from equimoe.data.store import TokenStore
 from equimoe.errors import EquimoeError
 
-__all__ = ["Batch", "HeldOutRows", "Rows", "heldout_batches", "heldout_row_count", "permuted", "refuse_too_short"]
+__all__ = [
+    "Batch",
+    "HeldOutRows",
+    "Rows",
+    "heldout_batches",
+    "heldout_row_count",
+    "key_of",
+    "keys_of",
+    "permuted",
+    "permuted_each",
+    "refuse_too_short",
+]
 
 PADDING_SEGMENT = -1
 _FEISTEL_ROUNDS = 8
+_POWERS_OF_FOUR = np.uint64(4) ** np.arange(32, dtype=np.uint64)
 _GATHERED_ROWS = 256  # bounds the int64 positions that `tokens` holds at once
-_DOCUMENT_ORDER, _ROW_ORDER = 1, 2  # separate streams of keys for the two permutations of one seed
+_DOCUMENT_ORDER, _ROW_ORDER = 1, 2  # separate streams of keys of one seed; data/mixture has 3 and on
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,7 @@ class Rows:
                 value=str(store.folder),
             )
         self.store, self.row_tokens, self.seed = store, row_tokens, seed
-        self.order = permuted(np.arange(store.document_count), store.document_count, _key(seed, _DOCUMENT_ORDER))
+        self.order = permuted(np.arange(store.document_count), store.document_count, key_of(seed, _DOCUMENT_ORDER))
         lengths = np.diff(store.starts)[self.order]
         self.starts: Int64[np.ndarray, " documents_plus_one"] = np.concatenate([[0], np.cumsum(lengths)])
 
@@ -91,7 +103,7 @@ class Rows:
         epoch, within = np.divmod(np.arange(first, first + count, dtype=np.int64), self.rows_per_epoch)
         slices = np.empty(count, np.int64)
         for e in np.unique(epoch):
-            key = _key(self.seed, _ROW_ORDER, int(e))
+            key = key_of(self.seed, _ROW_ORDER, int(e))
             slices[epoch == e] = permuted(within[epoch == e], self.rows_per_epoch, key)
         return slices
 
@@ -149,25 +161,52 @@ def permuted(indices: Int64[np.ndarray, " n"], size: int, key: int) -> Int64[np.
     rather than taken from numpy's generators, whose permutations may change between versions: a run must not.
     """
     half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
-    mask = np.uint64((1 << int(half)) - 1)
-    round_keys = [np.uint64(_key(key, number)) for number in range(_FEISTEL_ROUNDS)]
+    round_keys = [np.uint64(key_of(key, number)) for number in range(_FEISTEL_ROUNDS)]
     value = np.asarray(indices).astype(np.uint64)
     outside = np.ones(value.shape, bool)
     while outside.any():
-        left, right = value[outside] >> half, value[outside] & mask
-        for round_key in round_keys:
-            left, right = right, left ^ (_mix(right + round_key) & mask)
-        value[outside] = (left << half) | right
+        value[outside] = _feistel(value[outside], half, round_keys)
         outside = value >= np.uint64(size)
     return value.astype(np.int64)
 
 
-def _key(*parts: int) -> int:
+def permuted_each(
+    indices: Int64[np.ndarray, " n"], sizes: Int64[np.ndarray, " n"], keys: UInt64[np.ndarray, " n"]
+) -> Int64[np.ndarray, " n"]:
+    """`permuted(indices[i], sizes[i], keys[i])` for every i, in one go: each index has a permutation of its own."""
+    halves = np.maximum(np.searchsorted(_POWERS_OF_FOUR, sizes.astype(np.uint64)), 1).astype(np.uint64)
+    value = indices.astype(np.uint64)
+    outside = np.arange(value.size)
+    while outside.size:
+        mixed = _mix(keys[outside])
+        round_keys = (_mix(mixed ^ np.uint64(number)) for number in range(_FEISTEL_ROUNDS))
+        value[outside] = _feistel(value[outside], halves[outside], round_keys)
+        outside = outside[value[outside] >= sizes[outside].astype(np.uint64)]
+    return value.astype(np.int64)
+
+
+def _feistel(
+    value: np.ndarray, half: np.ndarray | np.uint64, round_keys: Iterable[np.ndarray | np.uint64]
+) -> np.ndarray:
+    """One pass over `value`, numbers of 2 * `half` bits; bits and keys are of all of them, or of each its own."""
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    left, right = value >> half, value & mask
+    for round_key in round_keys:
+        left, right = right, left ^ (_mix(right + round_key) & mask)
+    return (left << half) | right
+
+
+def key_of(*parts: int) -> int:
     """One 64-bit key from several integers; different parts give unrelated keys."""
     key = np.zeros(1, np.uint64)
     for part in parts:
         key = _mix(key ^ np.uint64(part & (1 << 64) - 1))
     return int(key[0])
+
+
+def keys_of(key: int, parts: Int64[np.ndarray, " n"]) -> UInt64[np.ndarray, " n"]:
+    """`key_of(*before, part)` for every part, where `key` is `key_of(*before)`."""
+    return _mix(np.uint64(key) ^ parts.astype(np.uint64))
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
