@@ -47,10 +47,11 @@ def show(
       equimoe data show tiny 3 --data 'docs/*.md,notes.jsonl'
       equimoe data show mine.py --row 1000 data.text_field=content --json
     """
-    from equimoe.data.show import look_at, split_count
+    from equimoe.data.look.stored import look_at_data
+    from equimoe.data.show import split_count
     from equimoe.recipe.resolve import resolve
 
     count, overrides = split_count(words or ())
     resolved = resolve(recipe, [*overrides, *data_overrides(paths)])
-    look = look_at(resolved.recipe, first_row=row, rows=count, log=lambda line: typer.echo(line, err=True))
+    look = look_at_data(resolved.recipe, first_row=row, rows=count, log=lambda line: typer.echo(line, err=True))
     typer.echo(json.dumps(look.to_dict(), indent=1) if as_json else "\n".join(look.lines()))
