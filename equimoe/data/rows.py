@@ -204,9 +204,9 @@ def key_of(*parts: int) -> int:
     return int(key[0])
 
 
-def keys_of(key: int, parts: Int64[np.ndarray, " n"]) -> UInt64[np.ndarray, " n"]:
-    """`key_of(*before, part)` for every part, where `key` is `key_of(*before)`."""
-    return _mix(np.uint64(key) ^ parts.astype(np.uint64))
+def keys_of(key: int | UInt64[np.ndarray, " n"], parts: Int64[np.ndarray, " n"]) -> UInt64[np.ndarray, " n"]:
+    """`key_of(*before, part)` for every part, where `key` is `key_of(*before)`, one for all or each its own."""
+    return _mix(np.asarray(key, np.uint64) ^ parts.astype(np.uint64))
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

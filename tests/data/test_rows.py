@@ -7,31 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 from data_helpers import make_store
+from python_permutation import python_key, python_permuted
 
-from equimoe.data.rows import Rows, heldout_batches, heldout_row_count, permuted
+from equimoe.data.rows import Rows, heldout_batches, heldout_row_count, key_of, keys_of, permuted, permuted_each
 from equimoe.errors import EquimoeError
-
-MASK = (1 << 64) - 1
-
-
-def python_mix(x):
-    x = (x + 0x9E3779B97F4A7C15) & MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-    return x ^ (x >> 31)
-
-
-def python_permuted(index, size, key):
-    """The same Feistel network on Python integers: a version of numpy must not change what a run reads."""
-    half = next(h for h in range(1, 40) if 4**h >= size)
-    while True:
-        left, right = index >> half, index & ((1 << half) - 1)
-        for number in range(8):
-            round_key = python_mix(python_mix(key) ^ number)
-            left, right = right, left ^ (python_mix((right + round_key) & MASK) & ((1 << half) - 1))
-        index = (left << half) | right
-        if index < size:
-            return index
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 64, 65, 257, 1000])
@@ -48,6 +27,25 @@ def test_permutation_of_a_range_that_fits_no_memory():
     got = permuted(indices, size, 7)
     assert got.tolist() == [python_permuted(int(i), size, 7) for i in indices]
     assert len(set(got.tolist())) == 3
+
+
+def test_permutations_of_many_sizes_in_one_go_are_the_single_ones():
+    sizes = [1, 2, 3, 4, 5, 16, 17, 64, 65, 4**10, 4**10 + 1, 10**15 + 3, 4**31, 4**31 + 5]
+    keys = [key_of(number, 9) for number in range(len(sizes))]
+    indices = [size // 3 for size in sizes]
+    got = permuted_each(np.array(indices), np.array(sizes), np.array(keys, np.uint64))
+    assert got.tolist() == [python_permuted(*each) for each in zip(indices, sizes, keys, strict=True)]
+    assert got.tolist() == [
+        int(permuted(np.array([i]), size, key)[0]) for i, size, key in zip(indices, sizes, keys, strict=True)
+    ]
+    nothing = np.zeros(0, np.int64)
+    assert permuted_each(nothing, nothing, nothing.astype(np.uint64)).size == 0
+
+
+def test_keys_are_of_all_their_parts():
+    assert key_of(7, 3, 2**40) == python_key(7, 3, 2**40)
+    parts = np.array([0, 1, 2**40, 2**62])
+    assert keys_of(key_of(7, 3), parts).tolist() == [python_key(7, 3, int(part)) for part in parts]
 
 
 def test_every_place_is_about_equally_likely():
