@@ -1,9 +1,10 @@
 """From what a user names (`data.path`) to a stream of documents, in an order that never depends on the machine.
 
-A path is `embedded`, a file, a glob, a folder, or a dataset of the Hub (`hf://`); several are given as a tuple or
-separated by commas. How a file becomes documents is `equimoe.data.formats`. Elements are read in the order given,
-files inside a glob or a folder sorted by name. With `data.max_bytes` reading stops before the document that would
-pass it; a first document that alone is larger is cut. With `data.piece_bytes` longer documents become several.
+A path is `embedded`, `embedded:speeches`, a file, a glob, a folder, or a dataset of the Hub (`hf://`); several are
+given as a tuple or separated by commas. How a file becomes documents is `equimoe.data.formats`. Elements are read in
+the order given, files inside a glob or a folder sorted by name. With `data.max_bytes` reading stops before the document
+that would pass it; a first document that alone is larger is cut. With `data.piece_bytes` longer documents become
+several.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from equimoe.data.embedded import embedded_corpus
 from equimoe.data.formats import FOLDER_SUFFIXES, documents_in, open_file
 from equimoe.data.hub_dataset import hub_documents
 from equimoe.data.hub_files import HUB, HubPath, is_hub_tokenizer, pinned_tokenizer
+from equimoe.data.speeches import SPEECHES, speeches, speeches_record
 from equimoe.errors import EquimoeError
 from equimoe.recipe import Data, Recipe
 
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 EMBEDDED = "embedded"
+WITH_A_PACKAGE = (EMBEDDED, SPEECHES)  # corpora that installed packages bring
 
 Log = Callable[[str], None]
 
@@ -172,7 +175,7 @@ def _sources(data: Data, counts: SourceCounts) -> list[str]:
     ordered: list[str] = []
     seen: set[str] = set()
     for element in _elements(data.path):
-        whole = element == EMBEDDED or element.startswith(HUB)
+        whole = element in WITH_A_PACKAGE or element.startswith(HUB)
         names = [element] if whole else find_files(element)
         if not names:
             raise EquimoeError("data.path", *_no_match(element), value=element)
@@ -189,6 +192,8 @@ def _sources(data: Data, counts: SourceCounts) -> list[str]:
 def _no_match(element: str) -> tuple[str, str]:
     if "://" in element:
         return "must be `embedded`, files, or hf://org/name: other addresses are not read", "Download it first"
+    if element.startswith(f"{EMBEDDED}:"):
+        return "must be one of the corpora that packages bring", f"They are {' and '.join(WITH_A_PACKAGE)}"
     return (
         f"every element must match a file (folders are searched for {', '.join(FOLDER_SUFFIXES)})",
         f"Check the spelling; the working folder is {os.getcwd()}",
@@ -252,7 +257,7 @@ def _pinned_element(element: str) -> str:
 
 
 def _absolute_element(element: str) -> str:
-    if element == EMBEDDED or "://" in element:
+    if element in WITH_A_PACKAGE or "://" in element:
         return _pinned_element(element)
     return os.path.abspath(os.path.expanduser(element))
 
@@ -281,6 +286,9 @@ def _read(name: str, data: Data, entry: dict, log: Log) -> Iterator[str]:
         corpus = embedded_corpus(log=log)
         entry["record"] = corpus.record
         yield from corpus.documents()
+    elif name == SPEECHES:
+        entry["record"] = speeches_record()
+        yield from speeches()
     elif name.startswith(HUB):
         entry["record"], texts = hub_documents(HubPath.parse(name), data.text_field, data.max_bytes, log)
         yield from texts
