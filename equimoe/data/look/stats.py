@@ -117,9 +117,7 @@ def store_stats(store: CellStore, *, fast: bool = False, log: Log = lambda line:
         _split(_sum([cell.train for cell in cells.values()]), tokens["train"], all_train),
         _split(_sum(heldout), tokens["heldout"], all_heldout) if heldout else None,
     )
-    return StoreStats(
-        store.location, store.vocabulary, store.corpus_sha256, store.tokenizer_sha256, cells, total
-    )
+    return StoreStats(store.location, store.vocabulary, store.corpus_sha256, store.tokenizer_sha256, cells, total)
 
 
 class _Told:
@@ -171,7 +169,9 @@ def _split_lines(splits: dict[str, SplitStats], total: SplitStats) -> list[str]:
     lengths = total.lengths is not None
     head = ["cell", "documents", "tokens", "text bytes", "bytes/token", "share"]
     head += ["mean", "median", "90 %", "longest"] if lengths else []
-    return columns([head, *(_split_row(name, splits[name], lengths) for name in splits), _split_row("", total, lengths)])
+    return columns(
+        [head, *(_split_row(name, splits[name], lengths) for name in splits), _split_row("", total, lengths)]
+    )
 
 
 def _split_row(name: str, split: SplitStats, lengths: bool) -> list[str]:
@@ -250,9 +250,7 @@ def _phase_lines(reading: Reading, phase: PhaseReading, most_cells: int | None) 
         cell = phase.cells[name]
         block = f"{cell.block_sequences:,.0f}" if cell.block_sequences % 1 == 0 else f"{cell.block_sequences:,.2f}"
         row = [name, percent(cell.planned), percent(cell.effective), block, f"{cell.tokens:,}"]
-        rows.append(
-            [*row, f"{cell.first_read_tokens:,}", f"{cell.epochs:.2f}", f"{reading.epochs[name]:.2f}"]
-        )
+        rows.append([*row, f"{cell.first_read_tokens:,}", f"{cell.epochs:.2f}", f"{reading.epochs[name]:.2f}"])
     yield from columns(rows)
     if len(names) < len(phase.cells):
         yield f"  ... and {len(phase.cells) - len(names):,} more cells, all in --json and `equimoe data stats`"

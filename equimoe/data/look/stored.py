@@ -74,9 +74,7 @@ class StoreLook:
 
     def _largest(self) -> list[str]:
         """The cells that are listed, by name: those that the run reads most of."""
-        read = {
-            name: sum(phase.cells[name].sequences for phase in self.reading.phases) for name in self.reading.epochs
-        }
+        read = {name: sum(phase.cells[name].sequences for phase in self.reading.phases) for name in self.reading.epochs}
         return sorted(sorted(read, key=lambda name: (-read[name], name))[:CELLS_SHOWN])
 
     def _row_lines(self, row: StoredRow) -> Iterator[str]:

@@ -54,7 +54,10 @@ def subject_of(name: str, overrides: Sequence[str] = (), log: Log = lambda line:
     if path.is_dir():  # no recipe is one; a folder that is no store is refused with the reason
         if overrides:
             raise EquimoeError(
-                f"store {name}", "has no settings to change", "Name a recipe, with --data for the store", value=overrides
+                f"store {name}",
+                "has no settings to change",
+                "Name a recipe, with --data for the store",
+                value=overrides,
             )
         return Subject(CellStore.open(path))
     recipe = resolve(name, overrides).recipe
