@@ -27,6 +27,7 @@ def cell_table(stats: Stats, names: list[str]) -> Iterator[str]:
     reading, store = stats.reading, stats.store
     lengths = any(cell.train.lengths is not None for cell in store.cells.values())
     fixed = ["cell", "documents", "tokens", "bytes/token", *(["median length"] if lengths else [])]
+    fixed.append("epochs in all" if reading else "share %")
     yield '<section id="cells"><h2>Cells</h2><p>A heading sorts by its column.'
     yield (
         " Planned is the weight as given; effective is what whole blocks of sequences hold of the cell."
@@ -39,8 +40,8 @@ def cell_table(stats: Stats, names: list[str]) -> Iterator[str]:
             f'<th class="group" scope="colgroup" colspan="{len(_PHASE_HEAD)}">{safe(phase.name)}</th>'
             for phase in reading.phases
         )
-        yield f'<tr><td colspan="{len(fixed)}"></td>{groups}<td></td></tr>'
-    heads = [*fixed, *(_PHASE_HEAD * len(reading.phases) if reading else ()), "epochs in all" if reading else "share %"]
+        yield f'<tr><td colspan="{len(fixed)}"></td>{groups}</tr>'
+    heads = [*fixed, *(_PHASE_HEAD * len(reading.phases) if reading else ())]
     titles = "".join(
         f'<th scope="col"{" class=n" if place else ""}><button class="sort" data-column="{place}">{head}</button></th>'
         for place, head in enumerate(heads)
@@ -66,6 +67,12 @@ def _fields(stats: Stats, cell: CellStats, name: str | None, lengths: bool) -> s
         fields.append(number(own.median if own else 0, f"{own.median:,}" if own else "-"))
     if reading is None:
         return "".join([*fields, number(train.share, f"{100 * train.share:.2f}")])
+    if name is None:
+        fields.append(number(0, ""))
+    else:
+        epochs = reading.epochs[name]
+        over = f'<span title="over the limit of {reading.most_epochs:g}">{epochs:.2f} over</span>'
+        fields.append(number(epochs, over, "warn") if name in reading.over else number(epochs, f"{epochs:.2f}"))
     for phase in reading.phases:
         if name is None:
             planned, effective = (
@@ -82,11 +89,6 @@ def _fields(stats: Stats, cell: CellStats, name: str | None, lengths: bool) -> s
             number(tokens, short(tokens)),
             number(epochs or 0, "" if epochs is None else f"{epochs:.2f}"),
         ]
-    if name is None:
-        return "".join([*fields, number(0, "")])
-    epochs = reading.epochs[name]
-    over = f'<span title="over the limit of {reading.most_epochs:g}">{epochs:.2f} over</span>'
-    fields.append(number(epochs, over, "warn") if name in reading.over else number(epochs, f"{epochs:.2f}"))
     return "".join(fields)
 
 
@@ -102,11 +104,11 @@ def epochs_section(stats: Stats) -> Iterator[str]:
     unread = len(reading.epochs) - len(read)
     cap = reading.most_epochs
     yield '<section id="epochs"><h2>Epochs</h2>'
-    yield (
-        f"<p>How often the run reads a cell, over all phases; at most {cap:g} times (mixture.most_epochs)."
-        f"{f' {unread:,} cells are not read.' if unread else ''}"
-        f"{f' Simulated epoching: {100 * reading.share_of_rows:.3g} % of every cell is read from.' if reading.share_of_rows < 1 else ''}</p>"
-    )
+    yield f"<p>How often the run reads a cell, over all phases; at most {cap:g} times (mixture.most_epochs)."
+    yield f" {unread:,} cells are not read." if unread else ""
+    if reading.share_of_rows < 1:
+        yield f" Simulated epoching: {100 * reading.share_of_rows:.3g} % of every cell is read from."
+    yield "</p>"
     yield _few(read, reading) if len(read) <= FEW_CELLS else _histogram(read, reading)
     yield "</section>"
 
@@ -120,36 +122,40 @@ def _few(read: Mapping[str, float], reading: Reading) -> str:
         f' title="{safe(name)}: {epochs:.2f} of at most {cap:g} epochs"></span></td></tr>'
         for name, epochs in read.items()
     )
-    return f'<table class="track"><thead><tr><th>cell</th><th class="n">epochs</th><th>of {cap:g}</th></tr></thead><tbody>{lines}</tbody></table>'
+    head = f'<thead><tr><th>cell</th><th class="n">epochs</th><th>of {cap:g}</th></tr></thead>'
+    return f'<table class="track">{head}<tbody>{lines}</tbody></table>'
 
 
 def _histogram(read: Mapping[str, float], reading: Reading) -> str:
-    """Cells by epochs in columns of one width; the limit is a line, where it is not far to the right."""
+    """Cells by epochs in columns of one width. What is beyond twice the limit is in the last column."""
     cap, most = float(reading.most_epochs), max(read.values())
-    end = max(most, cap) if most > cap / 8 else most
-    width = _nice(end / EPOCH_COLUMNS)
-    counts = [0] * max(1, math.floor(end / width) + 1)
-    over = [0] * len(counts)
+    inside = most > cap / 8  # else the limit would be far to the right of all columns
+    width = _width(cap, min(max(most, cap), 2 * cap)) if inside else _nice(most / EPOCH_COLUMNS)
+    last = math.floor(min(most, 2 * cap - width / 2) / width)
+    counts, over = [0] * (last + 1), [False] * (last + 1)
     for name, epochs in read.items():
-        counts[int(epochs / width)] += 1
-        over[int(epochs / width)] += name in reading.over
-    columns = [
-        Column(
-            f"{place * width:g}",
-            count,
-            f"{count:,} cells are read {place * width:g} to {(place + 1) * width:g} times",
-            marked=bool(over[place]),
-        )
-        for place, count in enumerate(counts)
-    ]
-    inside = cap / width <= len(counts)
-    text = "" if inside else f" The limit, {cap:g}, is far to the right."
+        place = min(int(epochs / width), last)
+        counts[place] += 1
+        over[place] |= name in reading.over
+    columns = []
+    for place, count in enumerate(counts):
+        least, more = f"{place * width:g}", place == last and most >= (last + 1) * width
+        reach = "or more" if more else f"to {(place + 1) * width:g}"
+        title = f"{count:,} cells are read {least} {reach} times"
+        columns.append(Column(least + "+" * more, count, title, marked=over[place]))
     return column_chart(
         columns,
-        below=f"epochs; columns of {width:g}, number of cells above.{text}",
+        below=f"epochs in columns of {width:g}; number of cells" + ("" if inside else f"; the limit is {cap:g}"),
         cap=cap / width if inside else None,
         cap_text=f"limit {cap:g}",
     )
+
+
+def _width(cap: float, end: float) -> float:
+    """Of columns up to `end`, so that the limit falls between two of them: in as few digits as can be."""
+    fine = [cap / parts for parts in (160, 80, 40, 32, 20, 16, 10, 8)]
+    fitting = [width for width in fine if end / width <= 2 * EPOCH_COLUMNS and abs(round(width, 2) - width) < 1e-9]
+    return min(fitting, default=cap / 10)
 
 
 def _nice(width: float) -> float:
@@ -214,7 +220,8 @@ def examples_section(stats: Stats, examples: Mapping[str, list[Example]], most_b
     split = next((e.split for own in examples.values() for e in own), "train")
     words = "held-out" if split == "heldout" else "training"
     yield '<section id="examples"><h2>Examples</h2>'
-    yield f"<p>Beginnings of {words} documents, chosen by the run's seed. Control characters are shown as their codes.</p>"
+    yield f"<p>Beginnings of {words} documents, chosen by the run's seed."
+    yield " Control characters are shown as their codes.</p>"
     for place, (name, own) in enumerate(examples.items()):
         cell = stats.store.cells[name].train
         about = f"{short(cell.documents)} documents, {short(cell.tokens)} tokens"
@@ -224,8 +231,8 @@ def examples_section(stats: Stats, examples: Mapping[str, list[Example]], most_b
         yield "" if own else f'<p class="soft">It has no {words} documents.</p>'
         for example in own:
             text, cut = cut_html(example.text, most_bytes)
-            goes_on = "; cut here" if cut or example.cut else ""
-            yield f'<div class="soft">Document {example.number:,}, {example.tokens:,} tokens{goes_on}</div><pre>{text}</pre>'
+            about = f"Document {example.number:,}, {example.tokens:,} tokens"
+            yield f'<div class="soft">{about}{"; cut here" if cut or example.cut else ""}</div><pre>{text}</pre>'
         yield "</details>"
     yield "</section>"
 
@@ -240,4 +247,5 @@ def _spark(lengths: Lengths | None) -> str:
         f" nine of ten up to {lengths.ninety_percent:,}, longest {lengths.longest:,}"
     )
     drawn = spark([octave.documents for octave in lengths.octaves], title)
-    return f'<div class="spark">{drawn}<span class="soft">{_octave(first)} .. {_octave(2 * last)} tokens, median {lengths.median:,}</span></div>'
+    words = f"{_octave(first)} .. {_octave(2 * last)} tokens, median {lengths.median:,}"
+    return f'<div class="spark">{drawn}<span class="soft">{words}</span></div>'

@@ -57,7 +57,7 @@ table.map th { color: var(--soft); font-weight: 400; padding: .1rem .35rem; } ta
 .d6 { background: var(--d6); color: #fff; }
 @media (prefers-color-scheme: dark) { .s4 { color: #fff; } .s5, .s6, .s7 { color: #0a1522; } .d0, .d6 { color: #10161d; }
   .d1, .d5 { color: #fff; } }
-table.cells { width: 100%; } table.cells thead th { vertical-align: bottom; border-bottom: 2px solid var(--line);
+table.cells { width: 100%; } table.cells thead th.n { white-space: normal; } table.cells thead th { vertical-align: bottom; border-bottom: 2px solid var(--line);
   padding: .2rem .4rem; } table.cells td, table.cells tbody th { border-bottom: 1px solid var(--line); }
 table.cells tbody th { position: sticky; left: 0; background: var(--paper); font-weight: 600; }
 table.cells tr.sum td, table.cells tr.sum th { border-top: 2px solid var(--line); font-weight: 600; }

@@ -95,7 +95,7 @@ def _views(stats: Stats) -> list[_View]:
     if stats.reading is None:
         return [_View("the store", {name: cell.train.share for name, cell in stats.store.cells.items()})]
     return [
-        _View(phase.name, {name: cell.sequences / phase.sequences for name, cell in phase.cells.items()})
+        _View(phase.name, {name: cell.effective for name, cell in phase.cells.items()})
         for phase in stats.reading.phases
     ]
 
@@ -163,35 +163,36 @@ def _map_section(facts: PageFacts, views: list[_View]) -> Iterator[str]:
     others = [name for name in facts.names if name not in places]
     largest = max((view.shares[name] for view in views for name in facts.names), default=0.0)
     if places:
-        yield "<p>A row is a domain, a column a level of quality. Numbers are shares of the sequences in %.</p>"
-        yield _share_legend(largest)
-        yield '<div class="row">'
-        for view in views:
-            fields = {
-                places[name]: (
-                    share_level(view.shares[name], largest),
-                    f"{100 * view.shares[name]:.2f}" if view.shares[name] else "-",
-                    f"{name}, {view.name}: {100 * view.shares[name]:.3f} %",
-                )
-                for name in places
-            }
-            yield _map(f"{view.name[0].upper()}{view.name[1:]}", fields)
-        yield "</div>"
-        if len(views) > 1:
-            yield "<h3>What changes from phase to phase</h3>"
-            yield "<p>How many times the share before. 1.00 is no change.</p>"
-            yield _change_legend()
-            yield '<div class="row">'
-            for before, after in zip(views, views[1:], strict=False):
-                changes = {
-                    places[name]: _change(name, before.shares[name], after.shares[name], after.name) for name in places
-                }
-                yield _map(f"From {before.name} to {after.name}", changes)
-            yield "</div>"
+        yield from _maps(places, views, largest)
     if others:
         yield "<h3>Cells without a domain and a quality in their name</h3>" if places else ""
         yield _bars(others, views)
     yield "</section>"
+
+
+def _maps(places: Mapping[str, tuple[int, int]], views: list[_View], largest: float) -> Iterator[str]:
+    """A map for each phase, and one for each change of phase."""
+    yield "<p>A row is a domain, a column a level of quality. Numbers are shares of the sequences in %.</p>"
+    yield _share_legend(largest)
+    if len(views) > 1:
+        yield "<p>What changes: how many times the share of the phase before. 1.00 is no change.</p>" + _change_legend()
+    yield '<div class="row">'
+    for view in views:
+        fields = {
+            place: (
+                share_level(view.shares[name], largest),
+                f"{100 * view.shares[name]:.2f}" if view.shares[name] else "-",
+                f"{name}, {view.name}: {100 * view.shares[name]:.3f} %",
+            )
+            for name, place in places.items()
+        }
+        yield _map(f"{view.name[0].upper()}{view.name[1:]}", fields)
+    for before, after in zip(views, views[1:], strict=False):
+        changes = {
+            place: _change(name, before.shares[name], after.shares[name], after.name) for name, place in places.items()
+        }
+        yield _map(f"From {before.name} to {after.name}", changes)
+    yield "</div>"
 
 
 def _change(name: str, before: float, after: float, phase: str) -> tuple[str, str, str]:
@@ -215,10 +216,8 @@ def _map(caption: str, fields: Mapping[tuple[int, int], tuple[str, str, str]]) -
             level, text, title = fields[row, column]
             cells.append(f'<td class="{level}" title="{safe(title)}">{safe(text)}</td>')
         lines.append(f'<tr><th scope="row">c{row:02d}</th>{"".join(cells)}</tr>')
-    return (
-        f'<div class="scroll"><table class="map"><caption>{safe(caption)}</caption><thead><tr><td></td>{head}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-    )
+    head = f"<caption>{safe(caption)}</caption><thead><tr><td></td>{head}</tr></thead>"
+    return f'<div class="scroll"><table class="map">{head}<tbody>{"".join(lines)}</tbody></table></div>'
 
 
 def _share_legend(largest: float) -> str:

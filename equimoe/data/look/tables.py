@@ -14,7 +14,8 @@ def columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
-        cells = [word.ljust(width) if i == 0 else word.rjust(width) for i, (word, width) in enumerate(zip(row, widths))]
+        words = zip(row, widths, strict=True)
+        cells = [word.rjust(width) if place else word.ljust(width) for place, (word, width) in enumerate(words)]
         lines.append((indent + "  ".join(cells)).rstrip())
     return lines
 
@@ -27,11 +28,11 @@ def percent(share: float) -> str:
 
 
 def short(count: int | float) -> str:
-    """A count in at most three digits and a unit: 23.0 T."""
+    """A count in three digits and a unit: 23.0 T."""
     for size, unit in _UNITS:
         if count >= size * 0.9995:
             scaled = count / size
-            return f"{scaled:.0f}{unit}" if scaled >= 99.95 else f"{scaled:.3g}{unit}"
+            return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f}{unit}"
     return f"{count:,.0f}"
 
 
