@@ -14,6 +14,7 @@ __all__ = [
     "ForceFetch",
     "Meeting",
     "Overrides",
+    "Overwrite",
     "Process",
     "Processes",
     "Recipe",
@@ -132,4 +133,5 @@ StartTimeout = Annotated[
         rich_help_panel=MANY,
     ),
 ]
+Overwrite = Annotated[bool, typer.Option("--force", help="Also over a file that is there.")]
 ForceFetch = Annotated[bool, typer.Option("--force", help="Also if the weights exceed the memory of a device here.")]

@@ -1,4 +1,4 @@
-"""The help panel Data: `data show`, `data cells`."""
+"""The help panel Data: `data show`, `data stats`, `data page`, `data prepare`, `data cells`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from equimoe.cli.arguments import AsJson, DataPaths, Recipe, data_overrides
+from equimoe.cli.arguments import AsJson, DataPaths, Overrides, Overwrite, Recipe, data_overrides
 
 __all__ = ["commands"]
 
@@ -25,7 +25,19 @@ def group() -> None:
 
       equimoe data show tiny
       equimoe data show tiny --data 'docs/*.md'
+      equimoe data stats store
+      equimoe data page mine.py mine.html
     """
+
+
+RecipeOrStore = Annotated[
+    str, typer.Argument(metavar="RECIPE_OR_STORE", help="As for `data show`, or a folder that `data prepare` wrote.")
+]
+Fast = Annotated[bool, typer.Option("--fast", help="Read the store's header only: no lengths of documents.")]
+
+
+def _tell(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 @data.command()
@@ -39,21 +51,82 @@ def show(
     row: Annotated[int, typer.Option(min=0, help="The first row to show; the run reads rows in this order.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Print what a run would read: sources, splits, tokenizer, evals, and rows with their documents marked.
+    """Print what a run would read: sources or cells, tokenizer, mixture, evals, and rows with their documents marked.
 
     [bold]Examples[/bold]
 
       equimoe data show tiny
       equimoe data show tiny 3 --data 'docs/*.md,notes.jsonl'
       equimoe data show mine.py --row 1000 data.text_field=content --json
+      equimoe data show mine.py 2 --data store data.packing=best_fit
     """
-    from equimoe.data.show import look_at, split_count
+    from equimoe.data.look.stored import look_at_data
+    from equimoe.data.show import split_count
     from equimoe.recipe.resolve import resolve
 
     count, overrides = split_count(words or ())
     resolved = resolve(recipe, [*overrides, *data_overrides(paths)])
-    look = look_at(resolved.recipe, first_row=row, rows=count, log=lambda line: typer.echo(line, err=True))
+    look = look_at_data(resolved.recipe, first_row=row, rows=count, log=_tell)
     typer.echo(json.dumps(look.to_dict(), indent=1) if as_json else "\n".join(look.lines()))
+
+
+@data.command()
+def stats(
+    source: RecipeOrStore,
+    overrides: Overrides = None,
+    paths: DataPaths = None,
+    fast: Fast = False,
+    as_json: AsJson = False,
+) -> None:
+    """Count documents, tokens and lengths of every cell, and what a recipe reads of them: epochs, padding, phases.
+
+    [bold]Examples[/bold]
+
+      equimoe data stats store
+      equimoe data stats mine.py --data store schedule.steps=2000 --json
+      equimoe data stats hero --data /shared/store --fast
+    """
+    from equimoe.data.look.stats import stats_of
+    from equimoe.data.look.subject import subject_of
+
+    subject = subject_of(source, [*(overrides or ()), *data_overrides(paths)], log=_tell)
+    found = stats_of(subject, fast=fast, log=_tell)
+    typer.echo(json.dumps(found.to_dict(), indent=1) if as_json else "\n".join(found.lines()))
+
+
+@data.command()
+def page(
+    source: RecipeOrStore,
+    out: Annotated[str, typer.Argument(metavar="OUT.html", help="The file to write.")],
+    overrides: Overrides = None,
+    paths: DataPaths = None,
+    examples: Annotated[int, typer.Option(min=0, max=20, help="Documents shown of every cell; 0: no text.")] = 2,
+    heldout: Annotated[bool, typer.Option("--heldout", help="Show held-out documents, not training ones.")] = False,
+    fast: Fast = False,
+    force: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write one self-contained page about the data of a run: cells, phases, epochs, lengths, examples, hashes.
+
+    It shows text of documents and names of sources: read it before you publish it.
+
+    [bold]Examples[/bold]
+
+      equimoe data page mine.py mine.html
+      equimoe data page mine.py mine.html --data store --examples 0 --force
+      equimoe data page store store.html --heldout
+    """
+    from equimoe.data.look.page import page_of, refuse_existing, write_page
+    from equimoe.data.look.subject import subject_of
+    from equimoe.files import expanded
+
+    path = expanded(out)
+    refuse_existing(path, force)
+    subject = subject_of(source, [*(overrides or ()), *data_overrides(paths)], log=_tell)
+    made = page_of(subject, examples=examples, split="heldout" if heldout else "train", fast=fast, log=_tell)
+    facts = {**made.facts(), "path": str(path), "bytes": write_page(made, path)}
+    words = f"wrote {out}: {facts['bytes']:,} bytes, {made.listed_cells:,} cells, {made.examples:,} examples"
+    typer.echo(json.dumps(facts, indent=1) if as_json else words)
 
 
 @data.command()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from equimoe.cli.arguments import AsJson, DataPaths, Overrides, Recipe, Revision, Step, data_overrides
+from equimoe.cli.arguments import AsJson, DataPaths, Overrides, Overwrite, Recipe, Revision, Step, data_overrides
 
 __all__ = ["commands"]
 
@@ -142,7 +142,6 @@ JobRun = Annotated[
     typer.Option("--run", metavar="NAME_OR_PATH", help="The run's folder, on storage that all hosts share."),
 ]
 Out = Annotated[str | None, typer.Option(metavar="FILE", help="Write it there.", show_default="standard output")]
-Overwrite = Annotated[bool, typer.Option("--force", help="Also over a file that is there.")]
 
 
 @launch.command()

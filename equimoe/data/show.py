@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
+from jaxtyping import Int32
 
 from equimoe.data.evals import prepare_evals
 from equimoe.data.prepare import Prepared, prepare, stopped
@@ -23,7 +24,7 @@ from equimoe.data.tokenizer import TextTokenizer
 from equimoe.errors import EquimoeError
 from equimoe.recipe import Recipe
 
-__all__ = ["Look", "Part", "Row", "look_at", "split_count"]
+__all__ = ["Look", "Part", "Row", "borders", "look_at", "part_line", "part_of", "printable", "split_count"]
 
 SOURCES_SHOWN = 20  # a folder of thousands of files would push the rows off the screen; --json has them all
 # A document may hold codes that move the cursor or set the title: shown, not obeyed.
@@ -133,20 +134,31 @@ def _counts(store: TokenStore) -> dict[str, int]:
 
 def _row(reader: Rows, tokenizer: TextTokenizer, number: int) -> Row:
     batch = reader.batch(number, 1)
-    ids, segments = batch.token_ids[0], batch.segment_ids[0]
-    parts = []
-    for begin, end in zip(*_borders(segments), strict=True):
-        own = ids[begin:end]
-        parts.append(
-            Part(len(own), bool(own[0] == tokenizer.begin), bool(own[-1] == tokenizer.end), tokenizer.decode(own))
-        )
+    ids = batch.token_ids[0]
+    parts = [part_of(ids[begin:end], tokenizer) for begin, end in borders(batch.segment_ids[0])]
     return Row(number, ids.tolist(), parts)
 
 
-def _borders(segments: np.ndarray) -> tuple[list[int], list[int]]:
+def part_of(ids: Int32[np.ndarray, " n"], tokenizer: TextTokenizer) -> Part:
+    """The tokens of a row that are of one document, as text."""
+    return Part(len(ids), bool(ids[0] == tokenizer.begin), bool(ids[-1] == tokenizer.end), tokenizer.decode(ids))
+
+
+def borders(segments: Int32[np.ndarray, " S"]) -> list[tuple[int, int]]:
     """Where each document of a row starts and ends."""
     changes = (np.flatnonzero(np.diff(segments)) + 1).tolist()
-    return [0, *changes], [*changes, len(segments)]
+    return list(zip([0, *changes], [*changes, len(segments)], strict=True))
+
+
+def printable(text: str) -> str:
+    """A document as it may be shown: what would move the cursor, or turn the direction of writing, as its code."""
+    return _UNPRINTABLE.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def part_line(number: int, part: Part) -> str:
+    """The line above the text of a part, the `number`th of its row."""
+    begins, ends = "from its start" if part.begins else "continued", "to its end" if part.ends else "goes on"
+    return f"--- document {number}, {part.tokens:,} tokens, {begins}, {ends}"
 
 
 def _count_lines(counts: dict[str, dict[str, int]]) -> list[str]:
@@ -161,7 +173,6 @@ def _row_lines(row: Row) -> Iterator[str]:
     yield ""
     yield f"Row {row.number:,}: {len(row.token_ids):,} tokens of {len(row.parts)} documents"
     for number, part in enumerate(row.parts, start=1):
-        begins, ends = "from its start" if part.begins else "continued", "to its end" if part.ends else "goes on"
-        yield f"--- document {number}, {part.tokens:,} tokens, {begins}, {ends}"
-        yield _UNPRINTABLE.sub(lambda found: f"\\x{ord(found[0]):02x}", part.text)
+        yield part_line(number, part)
+        yield printable(part.text)
     yield "---"

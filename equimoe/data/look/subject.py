@@ -1,0 +1,136 @@
+"""What is looked at: a store alone, or the store that a recipe reads.
+
+    subject = subject_of("mine.py", ["data.path=store"])     # or a store's folder
+    subject.store, subject.recipe
+
+A recipe that names files, not a store, is looked at as a store of one cell, `all`: its data is prepared as training
+does, cached, and the two token stores of that are taken for the cell's shard and its held-out documents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from equimoe.data.cell_store import (
+    FORMAT,
+    FORMAT_VERSION,
+    HEADER,
+    HELDOUT,
+    TOKENIZER,
+    CellStore,
+    is_store,
+    shard_folder,
+)
+from equimoe.data.prepare import Prepared, prepare
+from equimoe.data.store import HEADER as SHARD_HEADER
+from equimoe.data.store import TokenStore
+from equimoe.errors import EquimoeError
+from equimoe.files import expanded, file_sha256
+from equimoe.recipe import Data, Recipe
+from equimoe.recipe.resolve import resolve
+
+__all__ = ["PLAIN_CELL", "Subject", "store_of", "subject_of"]
+
+PLAIN_CELL = "all"
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A store and, if there is one, the recipe that reads it. `plain`: made of a recipe's files, it has no cells."""
+
+    store: CellStore
+    recipe: Recipe | None = None
+    plain: bool = False
+
+
+def subject_of(name: str, overrides: Sequence[str] = (), log: Log = lambda line: None) -> Subject:
+    """The store at `name`, or the recipe of that name with `overrides`, and what it reads."""
+    path = expanded(name)
+    if path.is_dir():  # no recipe is one; a folder that is no store is refused with the reason
+        if overrides:
+            raise EquimoeError(
+                f"store {name}",
+                "has no settings to change",
+                "Name a recipe, with --data for the store",
+                value=overrides,
+            )
+        return Subject(CellStore.open(path))
+    recipe = resolve(name, overrides).recipe
+    store = store_of(recipe.data)
+    if store is not None:
+        return Subject(store, recipe)
+    return Subject(CellStore.at(_PlainPlace.of(prepare(recipe.data, recipe.model.vocab_size, log))), recipe, plain=True)
+
+
+def store_of(data: Data) -> CellStore | None:
+    """The store that `data.path` names; None if it names files. A store has its own split: it must stand alone."""
+    if data.path is None:
+        raise EquimoeError("data.path", "this recipe names no data", "Add --data PATHS")
+    elements = data.path if isinstance(data.path, tuple) else (data.path,)
+    stores = [element for element in elements if element and is_store(expanded(element))]
+    if not stores:
+        return None
+    if len(elements) > 1:
+        raise EquimoeError(
+            "data.path",
+            f"the store {stores[0]} must stand alone: its documents are split and tokenised already",
+            "Name the store only, or prepare all sources as one",
+            value=data.path,
+        )
+    return CellStore.open(expanded(stores[0]))
+
+
+@dataclass(frozen=True)
+class _PlainPlace:
+    """Prepared files in the place of a store with one cell."""
+
+    location: str
+    folder: Path
+    stores: dict[str, TokenStore]  # by the folder that the header names
+    header: bytes
+
+    @classmethod
+    def of(cls, prepared: Prepared) -> _PlainPlace:
+        shard = shard_folder(PLAIN_CELL, 0)
+        stores = {shard: prepared.train, f"{HELDOUT}/{PLAIN_CELL}": prepared.heldout}
+        train, heldout = (
+            {**_counts(store), "sha256": file_sha256(store.folder / SHARD_HEADER)} for store in stores.values()
+        )
+        cell = {"train": _counts(prepared.train), "shards": [{"folder": shard, **train}], "heldout": heldout}
+        header = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "vocabulary": prepared.record["vocabulary"],
+            "tokenizer_sha256": prepared.tokenizer_sha256,
+            "corpus_sha256": prepared.corpus_sha256,
+            "cells": {PLAIN_CELL: cell},
+            "record": prepared.record,
+        }
+        return cls(str(prepared.folder), prepared.folder, stores, json.dumps(header).encode())
+
+    def read(self, name: str) -> bytes:
+        if name == HEADER:
+            return self.header
+        if name == TOKENIZER:
+            return (self.folder / TOKENIZER).read_bytes()
+        folder, _, file = name.rpartition("/")
+        return (self.stores[folder].folder / file).read_bytes()
+
+    def shard(self, folder: str) -> TokenStore:
+        return self.stores[folder]
+
+    def sha256(self, name: str) -> str:
+        return hashlib.sha256(self.read(name)).hexdigest()
+
+
+def _counts(store: TokenStore) -> dict[str, int]:
+    return {
+        "documents": store.document_count,
+        "tokens": store.token_count,
+        "text_bytes": store.total_text_bytes,
+    }

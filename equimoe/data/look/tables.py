@@ -1,0 +1,41 @@
+"""Numbers and tables as a terminal shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["columns", "percent", "ratio", "short"]
+
+_UNITS = ((10**12, " T"), (10**9, " G"), (10**6, " M"), (10**3, " k"))
+
+
+def columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
+    """Lines of a table: the first column to the left, the others to the right. The first row is the head."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        words = zip(row, widths, strict=True)
+        cells = [word.rjust(width) if place else word.ljust(width) for place, (word, width) in enumerate(words)]
+        lines.append((indent + "  ".join(cells)).rstrip())
+    return lines
+
+
+def percent(share: float) -> str:
+    """A share with enough digits to tell small ones from none."""
+    if 0 < share < 0.00005:
+        return f"{share:.1e}"
+    return f"{100 * share:.2f} %"
+
+
+def short(count: int | float) -> str:
+    """A count in three digits and a unit: 23.0 T."""
+    for size, unit in _UNITS:
+        if count >= size * 0.9995:
+            scaled = count / size
+            return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f}{unit}"
+    return f"{count:,.0f}"
+
+
+def ratio(above: int | float, below: int | float) -> float | None:
+    """None where there is nothing to divide by."""
+    return above / below if below else None
