@@ -1,6 +1,6 @@
 """Pieces of files that lie elsewhere, kept on this disk: at most so many bytes, the least recently used go first.
 
-    <cache>/remote/<key>          sha256 of what follows, and the piece; the key names the content and never means another
+    <cache>/remote/<key>          sha256 of what follows, and the piece; the key names the content, for good
     <cache>/remote/.used          bytes of all pieces, as the last writer left it; its lock is the lock of the folder
 
 A piece is written aside and renamed, so none is ever half there. It is read and compared with its sha256 when a process

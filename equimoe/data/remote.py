@@ -116,7 +116,8 @@ class Elsewhere:
             if not all(_SHA256.fullmatch(hashes[name]) for name in sizes):
                 raise ValueError("a sha256 must be 64 hex digits")
         except (KeyError, TypeError, ValueError) as error:
-            raise EquimoeError(subject, f"{HEADER} must be as this version writes it, but: {error!r}", _AGAIN) from error
+            rule = f"{HEADER} must be as this version writes it, but: {error!r}"
+            raise EquimoeError(subject, rule, _AGAIN) from error
 
         def whole(name: str) -> np.ndarray:
             dtype, count = sizes[name]
@@ -132,7 +133,7 @@ class Elsewhere:
         return TokenStore(Path(folder), tokens, whole(DOCUMENTS), text_bytes, header)
 
     def sha256(self, name: str) -> str:
-        """Fetches the whole file, and keeps nothing of it. One byte more is asked for than the header says are there."""
+        """Fetches the whole file, and keeps nothing of it. One byte more is asked for than there should be."""
         folder, _, file = name.rpartition("/")
         dtype, count = layout(parse_header(self.read(f"{folder}/{HEADER}"), f"token store {folder}"))[file]
         size, digest = count * dtype.itemsize, hashlib.sha256()
@@ -237,11 +238,10 @@ class _Blocks:
         size, step, total = self.dtype.itemsize, self._place.block_bytes, self._count * self.dtype.itemsize
         at, stop, parts = begin * size, end * size, []
         while at < stop:
-            number = at // step
-            until = min(stop, (number + 1) * step)
-            block = self._place.block(self._name, self._sha256, total, number, at - number * step, until - number * step)
-            parts.append(block)
-            at = until
+            number, inside = divmod(at, step)
+            until = min(step, stop - number * step)
+            parts.append(self._place.block(self._name, self._sha256, total, number, inside, until))
+            at = number * step + until
         return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), self.dtype)
 
 
