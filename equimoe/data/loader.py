@@ -27,7 +27,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process, process
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -40,6 +40,7 @@ THREADS = 16  # most that read at once in one process, where more batches than t
 _GUARD = 'train under `if __name__ == "__main__":` in a script'
 
 
+@runtime_checkable
 class RowSource(Protocol):
     """Training rows by their number: `Rows`, `MixedRows`. To have workers it must survive pickling."""
 
