@@ -70,9 +70,7 @@ def data(
     folder: Annotated[Path | None, typer.Option(help="On the disk to try.", show_default="the system's")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Of ours and grain's, in turns.")] = 3,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read, of both; 0: threads.")] = 0,
-    consumed: Annotated[
-        float, typer.Option(min=1, help="Tokens/s of training; tiny on 2 cores: 5,500.")
-    ] = 5500,
+    consumed: Annotated[float, typer.Option(min=1, help="Tokens/s of training; tiny on 2 cores: 5,500.")] = 5500,
     as_json: AsJson = False,
 ) -> None:
     """Read rows of 256 and of 4,096 tokens as training does, beside grain on array-record of the same tokens.

@@ -59,7 +59,7 @@ class TokenStore:
     def __reduce__(self) -> tuple:
         """Handed to another process: opened again there, not copied. What is in memory alone is copied."""
         if isinstance(self.tokens, np.memmap):
-            return TokenStore.open, (self.folder,)
+            return _opened, (self.folder,)
         return TokenStore, (self.folder, self.tokens, self.starts, self.text_bytes, self.header)
 
     @classmethod
@@ -96,6 +96,10 @@ class TokenStore:
                     f"{name} must have the sha256 of the header, it has changed",
                     "Delete the folder and prepare the data again",
                 )
+
+
+def _opened(folder: Path) -> TokenStore:
+    return TokenStore.open(folder)
 
 
 class StoreWriter:
