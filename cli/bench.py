@@ -1,4 +1,4 @@
-"""The help panel Operate: `bench export`."""
+"""The help panel Operate: `bench export`, `bench data`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def group() -> None:
     [bold]Examples[/bold]
 
       equimoe bench export
+      equimoe bench data
     """
 
 
@@ -60,4 +61,37 @@ def export(
         typer.echo(json.dumps(facts, indent=1))
     else:
         for line in measuring.export_lines(facts):
+            typer.echo(line)
+
+
+@bench.command()
+def data(
+    megatokens: Annotated[float, typer.Option(min=0.01, help="Size of the store; on the disk 6 bytes a token.")] = 50.0,
+    folder: Annotated[Path | None, typer.Option(help="On the disk to try.", show_default="the system's")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Of ours and grain's, in turns.")] = 3,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read, of both; 0: threads.")] = 0,
+    consumed: Annotated[float, typer.Option(min=1, help="Tokens/s of training; tiny on 2 cores: 5,500.")] = 5500,
+    as_json: AsJson = False,
+) -> None:
+    """Read rows of 256 and of 4,096 tokens as training does, beside grain on array-record of the same tokens.
+
+    [bold]Examples[/bold]
+
+      equimoe bench data
+      equimoe bench data --megatokens 5 --rounds 1 --workers 2 --json
+    """
+    from equimoe.bench import data as measuring
+
+    facts = measuring.bench_data(
+        megatokens,
+        folder,
+        rounds=rounds,
+        workers=workers,
+        consumed=consumed,
+        log=lambda line: typer.echo(line, err=True),
+    )
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1))
+    else:
+        for line in measuring.data_lines(facts):
             typer.echo(line)

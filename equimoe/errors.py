@@ -34,12 +34,22 @@ class EquimoeError(Exception):
         listed = "".join(f"\n  - {_on_one_line(line)}" for line in problems) + "\n" if problems else ". "
         super().__init__(f"{_on_one_line(subject)}{shown}: {_on_one_line(rule)}{listed}{_on_one_line(remedy)}")
 
+    def __reduce__(self) -> tuple:
+        """As an exception goes from process to process; Python's own way would call this with the message alone."""
+        return _again, (self.subject, self.rule, self.remedy, self.value, self.problems, self.exit_code)
+
     def and_kept(self, what: str) -> EquimoeError:
         """The same error, with a remedy that also says what was kept."""
         remedy = f"{self.remedy}; {what}"
         return EquimoeError(
             self.subject, self.rule, remedy, value=self.value, problems=self.problems, exit_code=self.exit_code
         )
+
+
+def _again(
+    subject: str, rule: str, remedy: str, value: object, problems: tuple[str, ...], exit_code: int
+) -> EquimoeError:
+    return EquimoeError(subject, rule, remedy, value=value, problems=problems, exit_code=exit_code)
 
 
 class Problems:

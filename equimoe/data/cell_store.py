@@ -165,6 +165,10 @@ class CellStore:
         self._open: OrderedDict[str, TokenStore] = OrderedDict()
         self._lock = Lock()  # rows are read by several threads
 
+    def __reduce__(self) -> tuple:
+        """Handed to another process: with the header that was read, so that both read the same; no shard is open."""
+        return CellStore, (self.place, self.header, {name: cell.shards for name, cell in self._cells.items()})
+
     @classmethod
     def open(cls, location: str | Path) -> CellStore:
         """Open a finished store in a folder; refuses one that is unfinished, damaged or of an unknown version."""

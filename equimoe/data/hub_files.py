@@ -32,6 +32,7 @@ __all__ = [
     "read_url",
     "reads_as_hub_id",
     "response_of",
+    "said",
 ]
 
 HUB = "hf://"
@@ -158,6 +159,11 @@ def read_url(url: str, at: int = 0, count: int | None = None) -> bytes:
     return response.content
 
 
+def said(error: BaseException) -> str:
+    """What an error and those behind it say, on one line, without what a signed address is signed with."""
+    return _QUERY.sub(r"\1", "; ".join(" ".join(str(each).split()) for each in error_chain(error) if str(each)))[:300]
+
+
 @contextmanager
 def hub_errors(name: object, subject: str = "data.path", done: str = "read from") -> Iterator[None]:
     """Whatever the Hub's client raises, as one line that says what to do; `done`: to what `name` names, the Hub's part.
@@ -185,8 +191,7 @@ def hub_errors(name: object, subject: str = "data.path", done: str = "read from"
     except Exception as error:  # of its two transports, of a file: nothing of it is kept
         response = response_of(error)
         status = type(error).__name__ if response is None else response.status_code
-        said = _QUERY.sub(r"\1", "; ".join(" ".join(str(each).split()) for each in error_chain(error) if str(each)))
-        rule, remedy = f"could not be {done} the Hub ({status}: {said[:300]})", "Check the network, and run it again"
+        rule, remedy = f"could not be {done} the Hub ({status}: {said(error)})", "Check the network, and run it again"
         if status in (401, 403):
             rule = f"could not be {done} the Hub: it refuses that to the login here ({status})"
             remedy = "`hf auth login` with a token that may do it, or set HF_TOKEN to one"

@@ -15,8 +15,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from equimoe.data.cell_store import CellStore, is_store
+from equimoe.data.cell_store import CellStore
 from equimoe.data.mixture import parse_weights
+from equimoe.data.remote import is_store, open_store
 from equimoe.data.tokenizer import load_tokenizer
 from equimoe.errors import EquimoeError, Problems
 from equimoe.recipe import Recipe
@@ -33,7 +34,7 @@ def run_store(recipe: Recipe, log: Log = lambda line: None) -> CellStore | None:
     if name is not None and is_store(name):
         if data.cell is not None:
             raise EquimoeError("data.cell", "is for sources, a store has its cells", "Leave it out", value=data.cell)
-        store = CellStore.open(name)
+        store = open_store(name, recipe.loading.cache_bytes, log)
     elif data.cell is not None:
         store = _prepared(recipe, log)
     else:

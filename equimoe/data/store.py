@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int64, Integer, Shaped
@@ -28,10 +29,21 @@ from jaxtyping import Int64, Integer, Shaped
 from equimoe.errors import EquimoeError
 from equimoe.files import file_sha256, sync_folder, write_file
 
-__all__ = ["FORMAT", "FORMAT_VERSION", "StoreWriter", "TokenStore"]
+__all__ = ["FORMAT", "FORMAT_VERSION", "Stored", "StoreWriter", "TokenStore", "layout", "parse_header"]
 
 FORMAT, FORMAT_VERSION = "equimoe-token-store", 1
 HEADER, TOKENS, DOCUMENTS, TEXT_BYTES = "store.json", "tokens.bin", "documents.bin", "text_bytes.bin"
+
+
+@runtime_checkable
+class Stored(Protocol):
+    """Numbers in a file that need not be here (`equimoe.data.remote`): slices and integer arrays of them are arrays."""
+
+    dtype: np.dtype
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -39,17 +51,23 @@ class TokenStore:
     """An opened store. Arrays are read-only maps of the files: nothing is loaded before it is used."""
 
     folder: Path
-    tokens: Shaped[np.ndarray, " tokens"]  # uint16 or uint32
+    tokens: Shaped[np.ndarray, " tokens"] | Stored  # uint16 or uint32
     starts: Int64[np.ndarray, " documents_plus_one"]
-    text_bytes: Int64[np.ndarray, " documents"]
+    text_bytes: Int64[np.ndarray, " documents"] | Stored
     header: dict
+
+    def __reduce__(self) -> tuple:
+        """Handed to another process: opened again there, not copied. What is in memory alone is copied."""
+        if isinstance(self.tokens, np.memmap):
+            return _opened, (self.folder,)
+        return TokenStore, (self.folder, self.tokens, self.starts, self.text_bytes, self.header)
 
     @classmethod
     def open(cls, folder: str | Path) -> TokenStore:
         """Open a finished store; refuses one that is unfinished, cut short or of an unknown version."""
         folder = Path(folder)
         header = _read_header(folder)
-        maps = {name: _map(folder / name, dtype, count) for name, (dtype, count) in _layout(header).items()}
+        maps = {name: _map(folder / name, dtype, count) for name, (dtype, count) in layout(header).items()}
         return cls(folder, maps[TOKENS], maps[DOCUMENTS], maps[TEXT_BYTES], header)
 
     @property
@@ -63,7 +81,7 @@ class TokenStore:
     @property
     def total_text_bytes(self) -> int:
         """UTF-8 bytes of the text of all documents, without their control tokens."""
-        return int(self.text_bytes.sum())
+        return int(np.asarray(self.text_bytes).sum())
 
     def document(self, index: int) -> Shaped[np.ndarray, " tokens"]:
         """Tokens of one document, BOS and EOS included."""
@@ -82,6 +100,10 @@ class TokenStore:
                     f"{name} must have the sha256 of the header, it has changed",
                     "Delete the folder and prepare the data again",
                 )
+
+
+def _opened(folder: Path) -> TokenStore:
+    return TokenStore.open(folder)
 
 
 class StoreWriter:
@@ -151,12 +173,22 @@ class StoreWriter:
 def _read_header(folder: Path) -> dict:
     subject, remedy = f"token store {folder}", "Delete the folder and prepare the data again"
     try:
-        header = json.loads((folder / HEADER).read_bytes())
+        raw = (folder / HEADER).read_bytes()
     except FileNotFoundError as error:
         raise EquimoeError(
             subject, f"must hold {HEADER}, which is written last: this one was never finished", remedy
         ) from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise EquimoeError(subject, f"{HEADER} must be readable JSON, but: {error}", remedy) from error
+    return parse_header(raw, subject)
+
+
+def parse_header(raw: bytes, subject: str) -> dict:
+    """The header of a store, refused if it is not one of this version; `subject` names the store."""
+    try:
+        header = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        remedy = "Delete the folder and prepare the data again"
         raise EquimoeError(subject, f"{HEADER} must be readable JSON, but: {error}", remedy) from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise EquimoeError(subject, f"{HEADER} must say format {FORMAT!r}", "Name a folder that `equimoe` prepared")
@@ -170,7 +202,7 @@ def _read_header(folder: Path) -> dict:
     return header
 
 
-def _layout(header: dict) -> dict[str, tuple[np.dtype, int]]:
+def layout(header: dict) -> dict[str, tuple[np.dtype, int]]:
     """Dtype and length of each file, from the header."""
     return {
         TOKENS: (np.dtype(header["dtype"]), header["tokens"]),

@@ -1,4 +1,5 @@
-"""The next batch is made and put on the devices while the step runs, by one thread.
+"""The next batch is put on the devices while the step runs, by one thread; its rows were read before
+(`equimoe.data.loader`).
 
 Batches are a pure function of their number, so that what was made ahead and never used costs nothing on resume.
 """

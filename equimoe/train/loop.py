@@ -24,8 +24,8 @@ from jax.sharding import Mesh
 
 from equimoe import optim
 from equimoe.baselines import baselines
-from equimoe.data.mixed_rows import MixedRows
-from equimoe.data.rows import HeldOutRows, Rows, heldout_batches
+from equimoe.data.loader import Batches, RowSource, refuse_without_guard
+from equimoe.data.rows import Batch, heldout_batches
 from equimoe.data.run_store import weights_as_given, with_weights_of
 from equimoe.data.source import absolute, with_commits_of
 from equimoe.errors import EquimoeError
@@ -50,7 +50,7 @@ from equimoe.train.display import Display
 from equimoe.train.from_recipe import make_optimizer, step_of
 from equimoe.train.interrupt import Interrupt, stopped
 from equimoe.train.metrics import RunLog, read_lines, rewind
-from equimoe.train.placing import place_rows
+from equimoe.train.placing import place_parts, place_rows, row_parts
 from equimoe.train.report import norms_due, rate_schedules, step_values
 from equimoe.train.run_data import RunData, check_same_data, prepare_run_data
 from equimoe.train.run_lock import held, refuse_unless_shared
@@ -75,6 +75,7 @@ def train_recipe(
     Raises EquimoeError if the folder already holds a checkpoint, if the model cannot fit here, or for anything
     wrong with the data; `interrupt.Stopped` after Ctrl-C (it is a KeyboardInterrupt) or SIGTERM (a SystemExit).
     """
+    refuse_without_guard()  # before a worker's Python takes devices
     enable_compile_cache()
     mesh = _mesh_that_fits(recipe)  # before the Hub is asked for anything
     recipe = concrete(recipe)
@@ -109,6 +110,7 @@ def resume_run(
     to start the run. Raises EquimoeError for any other change, if recipe.json or the data is no longer what the run was
     trained on, or if the checkpoint is damaged.
     """
+    refuse_without_guard()
     refuse_unless_shared(run / "recipe.json", processes)
     before, provenance = read_recipe(run)
     recipe = concrete(changed(before, overrides)) if overrides else before
@@ -267,7 +269,8 @@ class _Session:
     def _steps(self, state: TrainState, start: int) -> None:
         """The loop. A step's metrics are fetched while the next one runs; before a save they are on disk."""
         recipe, steps, waiting = self.recipe, self.recipe.schedule.steps, None
-        with Ahead(self._batch, start + 1, steps) as batches:
+        read = self._read_ahead(start)
+        with read, Ahead(lambda _: self._on_devices(next(read)), start + 1, steps) as batches:
             for done in range(start + 1, steps + 1):
                 batch, data_seconds = batches.next()
                 state, metrics = self.step(state, *batch, np.bool_(norms_due(recipe, done)))
@@ -314,11 +317,23 @@ class _Session:
         self.display.say(f"saved at step {step}; continue with: equimoe resume {typed(self.run)}{again}")
         raise stopped(max(self.processes.gather("the signal", self.interrupt.number)), saved=True)
 
-    def _batch(self, done: int) -> tuple[jax.Array, ...]:
-        size = self.recipe.schedule.batch_sequences
-        return self._place(self.data.rows, (done - 1) * size, size)
+    def _read_ahead(self, start: int) -> Batches:
+        """The rows of this process of steps `start` + 1 to the last."""
+        schedule, loading = self.recipe.schedule, self.recipe.loading
+        return Batches(
+            self.data.rows,
+            range(start, schedule.steps),
+            schedule.batch_sequences,
+            row_parts(self.sharding, (schedule.batch_sequences, self.data.rows.row_tokens)),
+            workers=loading.workers,
+            prefetch_batches=loading.prefetch_batches,
+        )
 
-    def _place(self, rows: Rows | MixedRows | HeldOutRows, first: int, count: int) -> tuple[jax.Array, ...]:
+    def _on_devices(self, parts: Sequence[Batch]) -> tuple[jax.Array, ...]:
+        shape = (self.recipe.schedule.batch_sequences, self.data.rows.row_tokens)
+        return place_parts(parts, self.sharding, shape)
+
+    def _place(self, rows: RowSource, first: int, count: int) -> tuple[jax.Array, ...]:
         return place_rows(rows, first, count, self.sharding)
 
     def _report(self, done: int, metrics: StepMetrics, data_seconds: float) -> None:

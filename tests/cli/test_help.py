@@ -33,6 +33,7 @@ EXAMPLES = {
     ("import",): "equimoe import org/name mine",
     ("bench",): "equimoe bench export",
     ("bench", "export"): "equimoe bench export --gigabytes 0.5 --rounds 1 --json",
+    ("bench", "data"): "equimoe bench data --megatokens 5 --rounds 1 --workers 2 --json",
     ("push",): "equimoe push tiny-export me/tiny --private --tag first",
     ("params",): "equimoe params width=512 experts=64 layers=6 --json",
 }
