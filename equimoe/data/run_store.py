@@ -18,6 +18,7 @@ from typing import Any
 from equimoe.data.cell_store import CellStore
 from equimoe.data.mixture import parse_weights
 from equimoe.data.remote import is_store, open_store
+from equimoe.data.source import elements_of
 from equimoe.data.tokenizer import load_tokenizer
 from equimoe.errors import EquimoeError, Problems
 from equimoe.recipe import Recipe
@@ -30,11 +31,19 @@ Log = Callable[[str], None]
 def run_store(recipe: Recipe, log: Log = lambda line: None) -> CellStore | None:
     """The store that the run reads, opened; made first if the recipe names sources and a rule for their cells."""
     data = recipe.data
-    name = data.path if isinstance(data.path, str) else None
-    if name is not None and is_store(name):
+    elements = [] if data.path is None else elements_of(data.path)
+    stores = [element for element in elements if is_store(element)]
+    if stores and len(elements) > 1:
+        raise EquimoeError(
+            "data.path",
+            f"the store {stores[0]} must stand alone: its documents are split and tokenised already",
+            "Name the store only, or prepare all sources as one",
+            value=data.path,
+        )
+    if stores:
         if data.cell is not None:
             raise EquimoeError("data.cell", "is for sources, a store has its cells", "Leave it out", value=data.cell)
-        store = open_store(name, recipe.loading.cache_bytes, log)
+        store = open_store(stores[0], recipe.loading.cache_bytes, log)
     elif data.cell is not None:
         store = _prepared(recipe, log)
     else:
