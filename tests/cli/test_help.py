@@ -26,6 +26,7 @@ EXAMPLES = {
     ("drops",): "equimoe drops hero --load tiny --data 'docs/**/*.md' --json",
     ("data",): "equimoe data show tiny --data 'docs/*.md'",
     ("data", "show"): "equimoe data show tiny 3 --data 'docs/*.md,notes.jsonl'",
+    ("data", "prepare"): "equimoe data prepare web books --cell source --dedup exact,minhash --language en --out store",
     ("export",): "equimoe export tiny tiny-export",
     ("download",): "equimoe download org/name ./here --revision step-6000",
     ("inspect",): "equimoe inspect ./tiny-export --tensors",

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int64, UInt8
@@ -126,7 +125,10 @@ def _refuse_nothing(scanned: Sequence[dict], settings: Settings, running: Runnin
         )
     if settings.cell.startswith("field:") and sum(unit["unlabelled"] for unit in scanned) == documents:
         raise EquimoeError(
-            "cell", f"the field must be in some document, of {documents:,} none has it", "Check its name", value=settings.cell
+            "cell",
+            f"the field must be in some document, of {documents:,} none has it",
+            "Check its name",
+            value=settings.cell,
         )
 
 
@@ -172,7 +174,9 @@ def _tallies(
     for number, (name, found) in enumerate(zip(names, fates.duplicates, strict=True)):
         documents, size = counts[:, REMOVED + fates.filters + number].sum(axis=0).tolist()
         examples = [
-            Example(_place(work, plan, e.unit, e.document), "", f"as {_place(work, plan, e.kept_unit, e.kept_document)}")
+            Example(
+                _place(work, plan, e.unit, e.document), "", f"as {_place(work, plan, e.kept_unit, e.kept_document)}"
+            )
             for e in found.examples
         ]
         tallies.append(Tally(name, documents, size, looked_at, examples))
@@ -241,5 +245,3 @@ class _HeldOut:
         """(unit, number, bytes to read, cell), by cell and hash."""
         cells, _, units, numbers, sizes = (self._held[:, column].astype(np.int64) for column in range(5))
         return np.stack([units, numbers, np.minimum(sizes, self._most), cells], axis=1)
-
-

@@ -37,7 +37,11 @@ def gather(work: Work, settings: Settings, units: int) -> None:
     """Which units hold what of which group, sorted by group; and the list of what is to be merged."""
     chosen, _, _ = load_chosen(work, settings)
     table = np.array(
-        [[group[0], unit, *group[1:5]] for unit in range(units) for group in read_json(work.encoded(unit) / "unit.json")],
+        [
+            [group[0], unit, *group[1:5]]
+            for unit in range(units)
+            for group in read_json(work.encoded(unit) / "unit.json")
+        ],
         np.int64,
     ).reshape(-1, 6)
     table = table[np.argsort(table[:, _GROUP], kind="stable")]

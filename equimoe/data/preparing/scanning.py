@@ -158,9 +158,7 @@ class _Scan:
             tally.of_documents += 1
             reason = each.removes(document.text)
             if reason is not None:
-                tally.removed(
-                    size, Example.of(self._plan.place(document.part, document.place), document.text, reason)
-                )
+                tally.removed(size, Example.of(self._plan.place(document.part, document.place), document.text, reason))
                 return number
         return KEPT
 

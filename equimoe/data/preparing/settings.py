@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from equimoe.data.preparing.filters import FilterOptions
 from equimoe.errors import EquimoeError, Problems
 from equimoe.recipe import Data
 
-__all__ = ["EXECUTORS", "Executor", "Running", "Settings"]
+__all__ = ["EXECUTORS", "Executor", "Running", "Settings", "executor_of", "filters_of"]
 
 SHARD_TOKENS = 250_000_000  # 0.5 GB of uint16: large enough for fast reading, small enough to fetch and to map
 MOST_BAD_LINES = 100
@@ -120,11 +120,13 @@ class Executor:
     def check(self) -> None:
         problems = Problems("executor")
         known = ", ".join(EXECUTORS)
-        problems.require(self.name in EXECUTORS, "executor", self.name, f"must be one of {known}", "here is the default")
+        problems.require(
+            self.name in EXECUTORS, "executor", self.name, f"must be one of {known}", "here is the default"
+        )
         problems.require(self.tasks >= 1, "tasks", self.tasks, "must be at least 1", "take the number of cores to use")
         if self.name == "slurm":
             for key in ("partition", "time"):
-                problems.require(bool(self.options.get(key)), key, None, "Slurm needs it", f"give --slurm-{key}")
+                problems.require(bool(self.options.get(key)), key, None, "Slurm needs it", f"give --slurm {key}=...")
         problems.raise_if_any()
 
 
@@ -152,3 +154,33 @@ class Running:
     def to_dict(self) -> dict[str, Any]:
         """What a worker needs to know."""
         return {name: value for name, value in asdict(self).items() if name != "executor"}
+
+
+def executor_of(name: str, tasks: int, options: Sequence[str]) -> Executor:
+    """From words of a command line; `options`: NAME=VALUE, whole numbers as such."""
+    pairs = [option.partition("=") for option in options]
+    for key, equals, _ in pairs:
+        if not key or not equals:
+            raise EquimoeError("--slurm", "must be NAME=VALUE", "for example --slurm partition=cpu", value=key)
+    return Executor(name, tasks, {key: int(value) if value.isdigit() else value for key, _, value in pairs})
+
+
+def filters_of(dedup: str, *, languages: str, decontaminate: str, **more: Any) -> FilterOptions:
+    """From words of a command line: lists are separated by commas."""
+    wanted = _words(dedup)
+    unknown = [word for word in wanted if word not in ("exact", "minhash")]
+    if unknown:
+        raise EquimoeError(
+            "--dedup", "must be of exact and minhash", "for example --dedup exact,minhash", value=unknown[0]
+        )
+    return FilterOptions(
+        exact="exact" in wanted,
+        minhash="minhash" in wanted,
+        languages=_words(languages),
+        decontaminate=_words(decontaminate),
+        **more,
+    )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())

@@ -7,9 +7,9 @@ The stages, and what they cost, are listed in `equimoe.data.preparing`.
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,7 +20,7 @@ from typing import Any
 from equimoe.data.cell_store import CellStore, is_store
 from equimoe.data.hub_files import HUB, is_hub_tokenizer, pinned_tokenizer
 from equimoe.data.preparing.filters import FilterOptions
-from equimoe.data.preparing.finishing import finish, is_moving, remove_work
+from equimoe.data.preparing.finishing import is_moving, remove_work
 from equimoe.data.preparing.progress import Progress, amount, duration
 from equimoe.data.preparing.settings import SHARD_TOKENS, Running, Settings
 from equimoe.data.preparing.sources import differences, refuse_store_in_sources, sources_record
@@ -105,7 +105,7 @@ def _run(job: Job, log: Log, started: float) -> None:
 
 def peak_bytes() -> int:
     """The most memory that this process, or one that it started and that ended, had at once."""
-    unit = 1 if sys.platform == "darwin" else 1024
+    unit = 1 if os.uname().sysname == "Darwin" else 1024
     return unit * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
@@ -205,5 +205,3 @@ def _job(
             given.save(work.folder / "tokenizer.json")
         write_json(work.job, {"record": record, "settings": settings.to_dict(), "plan": plan.to_dict()})
     return Job(work, plan, settings, running, log)
-
-

@@ -89,6 +89,6 @@ def _heldout(record: dict[str, Any], cells: dict[str, Any]) -> Iterator[str]:
     without = [name for name, entry in cells.items() if not entry["heldout"]]
     if without and record["settings"]["heldout_fraction"] > 0:
         yield (
-            f"warning: {len(without):,} cells have nothing held out ({', '.join(without[:3])}{', ...' * (len(without) > 3)});"
+            f"warning: {len(without):,} cells have nothing held out ({', '.join(without[:3])});"
             " --heldout-fraction takes more"
         )

@@ -228,7 +228,7 @@ class Found(NamedTuple):
 
 
 class Reader:
-    """Reads one unit, and counts what is no document. `most_bad_lines` None: they were counted by an earlier reading."""
+    """Reads one unit, and counts what is no document. `most_bad_lines` None: an earlier reading has counted them."""
 
     def __init__(self, plan: Plan, text_field: str, label_field: str | None, piece_bytes: int | None):
         self.plan, self._fields, self._piece_bytes = plan, (text_field, label_field), piece_bytes
@@ -283,9 +283,7 @@ class Reader:
         try:
             with open_file(name) as file:
                 self._refuse_changed(part, file)
-                yield from entries_in(
-                    file, name, text_field, label_field=label_field, part=part.range, on_bad_line=bad
-                )
+                yield from entries_in(file, name, text_field, label_field=label_field, part=part.range, on_bad_line=bad)
         except OSError as error:
             error.filename = name
             unreadable(error)

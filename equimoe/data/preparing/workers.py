@@ -242,6 +242,4 @@ def as_facts(error: EquimoeError) -> dict[str, Any]:
 
 def as_error(facts: Mapping[str, Any]) -> EquimoeError:
     named = {key: facts[key] for key in ("value", "exit_code")}
-    return EquimoeError(
-        facts["subject"], facts["rule"], facts["remedy"], problems=tuple(facts["problems"]), **named
-    )
+    return EquimoeError(facts["subject"], facts["rule"], facts["remedy"], problems=tuple(facts["problems"]), **named)
