@@ -7,7 +7,7 @@ has a name, settings for the record, and a `Tally` of what it removed.
 
     filter           kept on disk per document     core MB/s
     length           nothing                       > 30
-    language         nothing                       7, of at most 1,800 characters a document
+    language         nothing                       4, of at most 1,800 characters a document
     decontamination  nothing                       20
     exact            16 bytes, verdict 1           400
     minhash          112 bytes, verdict 1          10 to 20

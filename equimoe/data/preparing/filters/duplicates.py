@@ -33,7 +33,7 @@ from jaxtyping import Bool, Int64, UInt64
 
 from equimoe.data.preparing.filters.facts import facts_documents, read_facts
 from equimoe.errors import EquimoeError
-from equimoe.files import file_sha256, locked_folder, write_file
+from equimoe.files import ASIDE_PREFIX, file_sha256, locked_folder, write_file
 
 __all__ = ["MEMORY_BYTES", "DuplicateExample", "Duplicates", "find_duplicates"]
 
@@ -43,7 +43,7 @@ _VERSION = 1
 _MOST_EXAMPLES = 5
 _MOST_PARTITIONS = 4096
 _JOINED_AT_ONCE = 1 << 20  # pairs, and documents in a pass over all of them
-DONE, KEY, PAIRS, VERDICTS = "done.json", "key.json", "pairs", "verdicts"
+DONE, KEY, PAIRS, SPILLED, VERDICTS = "done.json", "key.json", "pairs", "spilled", "verdicts"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class DuplicateExample:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """The result in `folder`. `clusters` are groups of two documents or more, `largest` documents are in the largest."""
+    """The result in `folder`. `clusters`: groups of two documents or more; `largest`: documents in the largest one."""
 
     folder: Path
     documents: int
@@ -108,7 +108,7 @@ def find_duplicates(
             path = work / PAIRS / f"{number:03d}.bin"
             if path.exists():
                 continue
-            sorter = _Sorter(facts_files, columns, key, offsets, work / "spilled", memory_bytes)
+            sorter = _Sorter(facts_files, columns, key, offsets, work / SPILLED, memory_bytes)
             write_file(path, (pairs.astype("<i8").tobytes() for pairs in sorter.pairs()))
             log(f"{name}: key {number + 1} of {len(keys)}: {path.stat().st_size // 16:,} pairs")
         found = replace(_verdicts(work, offsets, len(keys)), compared=_compared(facts_files, columns))
@@ -118,10 +118,11 @@ def find_duplicates(
 
 
 def _tidy(work: Path) -> None:
-    """Remove what only the work needed, also after a process that was killed between its result and this."""
-    for name in ("pointers.bin", "sizes.bin"):
-        (work / name).unlink(missing_ok=True)
-    shutil.rmtree(work / PAIRS, ignore_errors=True)
+    """Remove what only the work needed, also what killed processes left: the lock says that none is at it."""
+    for path in (work / "pointers.bin", work / "sizes.bin", *work.glob(f"{ASIDE_PREFIX}*")):
+        path.unlink(missing_ok=True)
+    for folder in (work / PAIRS, work / SPILLED):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_of(work: Path, digest: str) -> bool:
@@ -161,7 +162,7 @@ class _Sorter:
 
     def pairs(self) -> Iterator[Int64[np.ndarray, "p 2"]]:
         """(first, other) of documents of one value, in no order that matters."""
-        held_bytes = 8 * (len(self.key) + 1) * 4  # of a document: records, order, sorted records, what is picked
+        held_bytes = 8 * (len(self.key) + 1) * 5  # of a document: records, order, sorted records, what is picked
         at_once = max(1024, self.memory_bytes // held_bytes)
         bits = (max(1, -(-int(self.offsets[-1]) // at_once)) - 1).bit_length()
         if bits == 0:
@@ -236,7 +237,8 @@ def _verdicts(work: Path, offsets: Int64[np.ndarray, " u"], keys: int) -> Duplic
         with open(path, "rb") as file:
             while len(pairs := np.fromfile(file, "<i8", 2 * _JOINED_AT_ONCE)):
                 join(pointers, pairs[0::2], pairs[1::2])
-    examples, removed = [], 0
+    examples: list[DuplicateExample] = []
+    removed = 0
     for unit, (first, last) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
         verdict = np.zeros(int(last - first), bool)
         for begin in range(int(first), int(last), _JOINED_AT_ONCE):
@@ -245,11 +247,8 @@ def _verdicts(work: Path, offsets: Int64[np.ndarray, " u"], keys: int) -> Duplic
             gone = heads != own
             verdict[own - int(first)] = gone
             np.add.at(sizes, heads[gone], np.uint32(1))
-            for document, kept in zip(own[gone], heads[gone], strict=True):
-                if len(examples) == _MOST_EXAMPLES:
-                    break
-                kept_unit = int(np.searchsorted(offsets, kept, side="right")) - 1
-                examples.append(DuplicateExample(unit, int(document - first), kept_unit, int(kept - offsets[kept_unit])))
+            left = _MOST_EXAMPLES - len(examples)
+            examples += [_example(offsets, *pair) for pair in zip(own[gone][:left], heads[gone][:left], strict=True)]
         removed += int(verdict.sum())
         written = BytesIO()
         np.save(written, verdict, allow_pickle=False)
@@ -260,6 +259,14 @@ def _verdicts(work: Path, offsets: Int64[np.ndarray, " u"], keys: int) -> Duplic
         clusters += int(np.count_nonzero(part))
         largest = max(largest, int(part.max()) + 1)
     return Duplicates(work, documents, 0, removed, clusters, largest if clusters else 0, tuple(examples))
+
+
+def _example(offsets: Int64[np.ndarray, " u"], document: np.int64, kept: np.int64) -> DuplicateExample:
+    places = []
+    for number in (document, kept):
+        unit = int(np.searchsorted(offsets, number, side="right")) - 1
+        places += [unit, int(number - offsets[unit])]
+    return DuplicateExample(*places)
 
 
 def _mapped(path: Path, count: int, dtype: str) -> np.ndarray:

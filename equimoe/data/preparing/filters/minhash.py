@@ -12,10 +12,10 @@ and through a third one (A near B, B near C) more. Short texts have few shingles
 words changes 5 of its 16, which leaves s = 0.52.
 
 Own code rather than a library: datatrove 0.10 keeps any one of a cluster, not the first, holds the clusters as Python
-dicts in one process, needs 952 bytes per document and a word tokenizer per language; datasketch and rensa keep their
-index in memory. A hash function here is (a x + b) mod 2^32 on 32 mixed bits of the shingle, a odd. That is a
-bijection, and the shingles are scattered before: the smallest values behave as the theory says (tests/, against the
-exact similarity and against datasketch).
+dicts in one process, needs 952 bytes per document and a word tokenizer per language (spaCy for English); datasketch
+and rensa keep their index in memory. A hash function here is (a x + b) mod 2^32 on 32 mixed bits of the shingle, a
+odd. That is a bijection, and the shingles are scattered before: the smallest values behave as the theory says
+(tests/data/preparing/).
 
 Cost: of a band only a 64-bit hash of its rows is kept: 8 * bands bytes per document, 112 for 14 bands. Among 2e10
 documents about 11 pairs per band agree by chance. 10 to 20 MB/s of text on one core.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import UInt64
@@ -23,6 +23,7 @@ __all__ = ["Deduplicator", "FilterOptions"]
 _INDEX_FOLDER = "decontamination"
 
 
+@runtime_checkable
 class Deduplicator(Protocol):
     """What exact and near deduplication have in common: facts of each document, then verdicts on all."""
 
@@ -67,8 +68,8 @@ class FilterOptions:
         """EquimoeError with all that is wrong, before anything is read."""
         problems = Problems("filters")
         need = problems.require
-        need(self.min_characters >= 0, "min_characters", self.min_characters, "must not be negative", "use 0 for no limit")
-        need(self.min_words >= 0, "min_words", self.min_words, "must not be negative", "use 0 for no limit")
+        for name in ("min_characters", "min_words"):
+            need(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative", "use 0 for no limit")
         need(
             self.max_characters is None or self.max_characters >= max(self.min_characters, 1),
             "max_characters",
@@ -80,9 +81,7 @@ class FilterOptions:
             value = getattr(self, name)
             inside = math.isfinite(value) and 0 <= value <= 1
             need(inside, name, value, "must be a share from 0 to 1", "for example 0.5")
-        need(
-            self.ngram >= LEAST_WORDS, "ngram", self.ngram, f"must be at least {LEAST_WORDS} words", "13 is what most use"
-        )
+        need(self.ngram >= LEAST_WORDS, "ngram", self.ngram, f"must be at least {LEAST_WORDS} words", "13 is usual")
         for name in ("minhash_ngram", "minhash_bands", "minhash_rows"):
             need(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1", "the default is tried")
         if self.languages:
@@ -93,7 +92,7 @@ class FilterOptions:
         problems.raise_if_any()
 
     def build(self, work: Path) -> None:
-        """Once, before any process calls `document_filters`: check, and read the given texts into an index in `work`."""
+        """Once, before any process calls `document_filters`: check, and write the index of given texts to `work`."""
         self.check()
         if self.decontaminate:
             NgramIndex.build(work / _INDEX_FOLDER, self.decontaminate, self.decontaminate_field, self.ngram)

@@ -58,10 +58,10 @@ class Tally:
     def line(self, examples: int = 1) -> str:
         """One line for people."""
         share = 100 * self.documents / max(self.of_documents, 1)
-        shown = "; e.g. " + "; ".join(str(each) for each in self.examples[:examples]) if self.examples[:examples] else ""
+        shown = "; ".join(map(str, self.examples[:examples]))
         return (
             f"{self.name}: removed {self.documents:,} of {self.of_documents:,} documents ({share:.1f} %),"
-            f" {_size(self.text_bytes)}{shown}"
+            f" {_size(self.text_bytes)}{shown and f'; e.g. {shown}'}"
         )
 
     def to_dict(self) -> dict:
