@@ -6,6 +6,8 @@
 
 All but Parquet may be compressed, .gz or .zst. A null in the field counts as an empty document. Whatever is not as
 it should be is one error with the file, and the line or row: a training run must not silently lack a part of its text.
+`entries_in` also reads a part of a file, a second field beside the text, and goes on after a line that is not as it
+should be if the caller counts it.
 Cost: one line, one batch of rows of the one column, or one text file in memory at a time. Parquet and .zst need the
 packages of `equimoe[data]`.
 """
@@ -19,13 +21,24 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from equimoe.errors import EquimoeError, first_line
 
-__all__ = ["DATA_SUFFIXES", "FOLDER_SUFFIXES", "documents_in", "open_file"]
+__all__ = [
+    "DATA_SUFFIXES",
+    "FOLDER_SUFFIXES",
+    "BadFile",
+    "Entry",
+    "documents_in",
+    "entries_in",
+    "open_file",
+    "parquet_groups",
+    "parts_by",
+]
 
 _COMPRESSED = (".gz", ".zst")
 _LINES, _PARQUET = (".jsonl", ".ndjson", ".json"), ".parquet"
@@ -45,6 +58,25 @@ _PARQUET_BUFFER_BYTES = 1 << 20  # read at once; without it a whole column chunk
 _UNPACKED_BUFFER_BYTES = 1 << 20
 _ZSTD_READ_BYTES = 1 << 14  # zstd packs zeros 32,000-fold: this bounds what one read can unpack to
 _ZSTD_LARGEST_WINDOW = 1 << 31  # `zstd --long=31`, which large public dumps use
+
+
+class BadFile(EquimoeError):
+    """What a file holds is at fault, all of it or from some place on, and not the settings or this machine."""
+
+
+class _OneArray(BadFile):
+    """A .json file that is one array: no line of it can be read."""
+
+
+class Entry(NamedTuple):
+    """A document, the value of the second field that was asked for (None: null, or not there), and where it stands."""
+
+    text: str
+    label: str | None
+    place: int  # the line, from 1 where the part begins; the row, from 0 in its file; 0 for a file of one document
+
+
+OnBadLine = Callable[[int, EquimoeError], None]  # (the line, from 1 where the part begins; what is wrong with it)
 
 
 class _Damaged(Exception):
@@ -70,23 +102,55 @@ def documents_in(file: io.IOBase, name: str, text_field: str) -> Iterator[str]:
 
     OSError of the file itself passes through: the caller knows whether that is a disk or a network.
     """
+    return (entry.text for entry in entries_in(file, name, text_field))
+
+
+def entries_in(
+    file: io.IOBase,
+    name: str,
+    text_field: str,
+    *,
+    label_field: str | None = None,
+    part: tuple[int, int] | None = None,
+    on_bad_line: OnBadLine | None = None,
+) -> Iterator[Entry]:
+    """As `documents_in`, with a second field (a string or whole number), and the place of each document.
+
+    `part`: only the lines that begin in a range of bytes, or a range of row groups, of a file that `parts_by` says can
+    be read so. `on_bad_line` is told of a line that is not as it should be, and reading goes on after it.
+    """
     plain = name.lower()
     packing = next((suffix for suffix in _COMPRESSED if plain.endswith(suffix)), "")
     plain = plain.removesuffix(packing)
     try:
         opened = _unpacked(file, name, packing)
         if plain.endswith(_PARQUET):
-            yield from _parquet(opened, name, text_field)
+            yield from _parquet(opened, name, text_field, label_field, part)
         elif plain.endswith(_LINES):
-            yield from _lines(opened, name, text_field, is_json=plain.endswith(".json"))
+            yield from _lines(opened, name, (text_field, label_field), part, on_bad_line, plain.endswith(".json"))
         else:
-            yield _decode(opened.read(), name, 0).removeprefix("\ufeff")
+            yield Entry(_decode(opened.read(), name, 0).removeprefix("\ufeff"), None, 0)
     except (EOFError, zlib.error, gzip.BadGzipFile, _Damaged) as error:
-        raise EquimoeError(
+        raise BadFile(
             name,
             f"must be a whole {packing} file, but: {first_line(error)}",
             "Download it or compress it again",
         ) from error
+
+
+def parts_by(name: str) -> str | None:
+    """What a file of this name can be read in parts of: "bytes", "row groups", None: only as a whole."""
+    plain = name.lower()
+    return "bytes" if plain.endswith(_LINES) else "row groups" if plain.endswith(_PARQUET) else None
+
+
+def parquet_groups(path: str) -> list[int]:
+    """Bytes of every row group of a Parquet file, as it is packed; reads the end of the file."""
+    pyarrow_parquet = _needed("pyarrow.parquet", path)
+    with _parquet_errors(path), open_file(path) as file:
+        metadata = pyarrow_parquet.read_metadata(file)
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        return [sum(g.column(c).total_compressed_size for c in range(g.num_columns)) for g in groups]
 
 
 def _unpacked(file: io.IOBase, name: str, packing: str) -> io.IOBase:
@@ -147,22 +211,44 @@ def _needed(module: str, name: str) -> ModuleType:
 # ---- JSON lines
 
 
-def _lines(file: io.IOBase, name: str, text_field: str, *, is_json: bool) -> Iterator[str]:
-    offset = 0
+def _lines(
+    file: io.IOBase,
+    name: str,
+    fields: tuple[str, str | None],
+    part: tuple[int, int] | None,
+    on_bad_line: OnBadLine | None,
+    is_json: bool,
+) -> Iterator[Entry]:
+    begin, end = part or (0, None)
+    offset = begin
+    if begin:  # the line that the byte before is of belongs to the part before, also if it ends there
+        file.seek(begin - 1)
+        offset += len(file.readline()) - 1
     for number, raw in enumerate(file, start=1):
-        line = _decode(raw, name, offset).removeprefix("\ufeff")
-        if is_json and line.lstrip().startswith("["):
-            raise EquimoeError(
-                name,
-                "must hold one JSON object a line, it is one JSON array",
-                "Convert it, for example with: jq -c '.[]' IN.json > OUT.jsonl",
-            )
+        if end is not None and offset >= end:
+            return
+        try:
+            line = _decode(raw, name, offset).removeprefix("\ufeff")
+            if is_json and line.lstrip().startswith("["):
+                raise _OneArray(
+                    name,
+                    "must hold one JSON object a line, it is one JSON array",
+                    "Convert it, for example with: jq -c '.[]' IN.json > OUT.jsonl",
+                )
+            entry = _entry(line, f"{name}:{number}", fields, number) if line.strip() else None
+        except _OneArray:
+            raise
+        except EquimoeError as error:
+            if on_bad_line is None:
+                raise
+            on_bad_line(number, error)
+            entry = None
         offset += len(raw)
-        if line.strip():  # a blank line is the end of a file, not a document
-            yield _field(line, f"{name}:{number}", text_field)
+        if entry is not None:  # a blank line is the end of a file, not a document
+            yield entry
 
 
-def _field(line: str, place: str, text_field: str) -> str:
+def _entry(line: str, place: str, fields: tuple[str, str | None], number: int) -> Entry:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -172,6 +258,7 @@ def _field(line: str, place: str, text_field: str) -> str:
             f"every line must be one JSON object, but: {what}",
             "Repair the line, or name the file .txt if it is plain text",
         ) from error
+    text_field, label_field = fields
     if not isinstance(entry, dict):
         raise EquimoeError(
             place,
@@ -191,6 +278,13 @@ def _field(line: str, place: str, text_field: str) -> str:
             f"field {text_field!r} must be a string, it is a {type(text).__name__}",
             "Set data.text_field to the one that holds the text",
         )
+    label = None if label_field is None else entry.get(label_field)
+    if label is not None and type(label) not in (str, int):
+        raise EquimoeError(
+            place,
+            f"field {label_field!r} must be a string or a whole number, it is a {type(label).__name__}",
+            "Name another field, or write it so",
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -199,14 +293,14 @@ def _field(line: str, place: str, text_field: str) -> str:
             f"text must be Unicode, but character {error.start} is half of a surrogate pair",
             "Write the character as UTF-8 or as both escapes",
         ) from error
-    return text
+    return Entry(text, None if label is None else str(label), number)
 
 
 def _decode(raw: bytes, name: str, offset: int) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise EquimoeError(
+        raise BadFile(
             name,
             f"must be UTF-8, but the byte at offset {offset + error.start} is 0x{raw[error.start]:02x}",
             "Convert it, for example with: iconv -f latin1 -t utf-8",
@@ -216,29 +310,59 @@ def _decode(raw: bytes, name: str, offset: int) -> str:
 # ---- Parquet
 
 
-def _parquet(file: io.IOBase, name: str, column: str) -> Iterator[str]:
-    _needed("pyarrow.parquet", name)
-    import pyarrow
-
+def _parquet(
+    file: io.IOBase, name: str, column: str, label_column: str | None, part: tuple[int, int] | None
+) -> Iterator[Entry]:
+    parquet = _needed("pyarrow.parquet", name)
     row = 0
     try:
-        table = pyarrow.parquet.ParquetFile(file, buffer_size=_PARQUET_BUFFER_BYTES, pre_buffer=False)
-        _check_column(table.schema_arrow, name, column)
-        for batch in table.iter_batches(_PARQUET_ROWS, columns=[column], use_threads=False):
-            for value in batch.column(column):
-                text = value.as_py()
-                yield "" if text is None else text
-                row += 1
+        with _parquet_errors(name):
+            table = parquet.ParquetFile(file, buffer_size=_PARQUET_BUFFER_BYTES, pre_buffer=False)
+            _check_column(table.schema_arrow, name, column)
+            columns = [column]
+            if label_column is not None:
+                _check_label_column(table.schema_arrow, name, label_column)
+                columns = list(dict.fromkeys((column, label_column)))
+            begin, end = part or (0, table.num_row_groups)
+            row = sum(table.metadata.row_group(number).num_rows for number in range(begin))
+            groups = list(range(begin, end))
+            for batch in table.iter_batches(_PARQUET_ROWS, row_groups=groups, columns=columns, use_threads=False):
+                labels = None if label_column is None else batch.column(label_column)
+                for place, value in enumerate(batch.column(column)):
+                    text = value.as_py()
+                    label = None if labels is None else labels[place].as_py()
+                    yield Entry("" if text is None else text, None if label is None else str(label), row)
+                    row += 1
     except UnicodeDecodeError as error:
-        raise EquimoeError(
+        raise BadFile(
             f"{name}, row {row}", f"column {column!r} must be UTF-8, but: {error}", "Write the file again"
         ) from error
+
+
+@contextmanager
+def _parquet_errors(name: str) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError):
             raise  # of the disk or the network; what Arrow itself finds wrong is an OSError without a number
-        raise EquimoeError(
+        raise BadFile(
             name, f"must be a whole Parquet file, but: {first_line(error)}", "Download it or write it again"
         ) from error
+
+
+def _check_label_column(schema: Any, name: str, column: str) -> None:
+    from pyarrow import types
+
+    kind = schema.field(column).type if column in schema.names else None
+    inner = kind.value_type if kind is not None and types.is_dictionary(kind) else kind
+    if inner is None or not (types.is_string(inner) or types.is_large_string(inner) or types.is_integer(inner)):
+        has = f"it holds {kind}" if kind is not None else f"the file has {', '.join(map(repr, schema.names)) or 'none'}"
+        raise EquimoeError(
+            name, f"column {column!r} must hold strings or whole numbers, {has}", "Name the column of the cells"
+        )
 
 
 def _check_column(schema: Any, name: str, column: str) -> None:

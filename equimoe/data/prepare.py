@@ -46,7 +46,7 @@ from equimoe.errors import EquimoeError
 from equimoe.files import aside, cache_folder, publish_folder, remove_stale, write_file, writing_to_cache
 from equimoe.recipe import Data
 
-__all__ = ["Prepared", "Scan", "prepare", "reread", "scan", "split", "stopped"]
+__all__ = ["Prepared", "Scan", "prepare", "refuse_lossy", "reread", "scan", "split", "stopped"]
 
 Log = Callable[[str], None]
 TRAIN, HELDOUT, RESERVED = 0, 1, 2
@@ -233,7 +233,7 @@ def _build(
     if given is None:
         tokenizer, gone = train_tokenizer(_sample(data, scanned, sides, TRAINING_SAMPLE_BYTES), vocabulary), Lost()
     else:
-        tokenizer, gone = given, _refuse_lossy(given, _sample(data, scanned, sides, LOSS_SAMPLE_BYTES), data.tokenizer)
+        tokenizer, gone = given, refuse_lossy(given, _sample(data, scanned, sides, LOSS_SAMPLE_BYTES), data.tokenizer)
     tokenizer.save(folder / "tokenizer.json")
     with (
         StoreWriter(folder / "train", vocabulary, tokenizer.sha256) as train,
@@ -262,7 +262,7 @@ def _count(store: TokenStore) -> dict:
     return {"documents": store.document_count, "tokens": store.token_count, "text_bytes": store.total_text_bytes}
 
 
-def _refuse_lossy(tokenizer: TextTokenizer, sample: Iterable[str], name: str) -> Lost:
+def refuse_lossy(tokenizer: TextTokenizer, sample: Iterable[str], name: str) -> Lost:
     """What the tokenizer does not give back of the sample; EquimoeError if that is too much."""
     gone = lost(tokenizer, sample)
     if gone.lost_bytes > MOST_LOST_SHARE * gone.tried_bytes:

@@ -14,6 +14,7 @@ import glob
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from equimoe.data.embedded import embedded_corpus
 from equimoe.data.formats import FOLDER_SUFFIXES, documents_in, open_file
@@ -25,13 +26,17 @@ from equimoe.recipe import Data, Mixture, Recipe
 
 __all__ = [
     "EMBEDDED",
+    "WITH_A_PACKAGE",
     "SourceCounts",
     "absolute",
     "cut",
     "documents",
+    "elements_of",
     "find_files",
+    "no_match",
     "pieces",
     "pinned",
+    "unreadable",
     "with_commits_of",
 ]
 
@@ -151,7 +156,7 @@ def find_files(element: str) -> list[str]:
 
 def _in_folder(folder: str) -> list[str]:
     found = []
-    for here, below, names in os.walk(folder, onerror=_unreadable):
+    for here, below, names in os.walk(folder, onerror=unreadable):
         below[:] = [name for name in below if not name.startswith(".")]
         found += [
             os.path.join(here, name)
@@ -161,7 +166,8 @@ def _in_folder(folder: str) -> list[str]:
     return sorted(found, key=lambda path: os.path.relpath(path, folder).replace(os.sep, "/"))
 
 
-def _unreadable(error: OSError) -> None:
+def unreadable(error: OSError) -> NoReturn:
+    """What the disk says of a file of the user's, as an error of ours."""
     raise EquimoeError(
         "data file",
         f"must be readable, but: {error.strerror or error}",
@@ -174,11 +180,11 @@ def _sources(data: Data, counts: SourceCounts) -> list[str]:
     """Every source once, at its first place; refuses an element that matches nothing."""
     ordered: list[str] = []
     seen: set[str] = set()
-    for element in _elements(data.path):
+    for element in elements_of(data.path):
         whole = element in WITH_A_PACKAGE or element.startswith(HUB)
         names = [element] if whole else find_files(element)
         if not names:
-            raise EquimoeError("data.path", *_no_match(element), value=element)
+            raise EquimoeError("data.path", *no_match(element), value=element)
         for name in names:
             identity = name if whole else os.path.realpath(name)
             if identity in seen:
@@ -189,7 +195,7 @@ def _sources(data: Data, counts: SourceCounts) -> list[str]:
     return ordered
 
 
-def _no_match(element: str) -> tuple[str, str]:
+def no_match(element: str) -> tuple[str, str]:
     if "://" in element:
         return "must be `embedded`, files, or hf://org/name: other addresses are not read", "Download it first"
     if element.startswith(f"{EMBEDDED}:"):
@@ -236,7 +242,7 @@ def with_commits_of(recipe: Recipe, kept: Recipe) -> Recipe:
     A command that starts a run again means the data that the run began with, not what the Hub has by now.
     """
     held = [kept.data.path, kept.data.tokenizer, *(each.path for each in kept.evals.values())]
-    paths = [element for path in held if path is not None for element in _elements(path) if element.startswith(HUB)]
+    paths = [element for path in held if path is not None for element in elements_of(path) if element.startswith(HUB)]
     commits = {str(dataclasses.replace(HubPath.parse(path), revision=None)): path for path in paths}
 
     def known(element: str) -> str:
@@ -262,7 +268,7 @@ def _absolute(path: str | tuple[str, ...] | None) -> str | tuple[str, ...] | Non
 
 
 def _each(path: str | tuple[str, ...], change: Callable[[str], str]) -> str | tuple[str, ...]:
-    changed = tuple(change(element) for element in _elements(path))
+    changed = tuple(change(element) for element in elements_of(path))
     return changed[0] if len(changed) == 1 and isinstance(path, str) else changed
 
 
@@ -280,7 +286,7 @@ def _rooted(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path.strip()))
 
 
-def _elements(path: str | tuple[str, ...] | None) -> list[str]:
+def elements_of(path: str | tuple[str, ...] | None) -> list[str]:
     """The elements of a path; a single name with a comma in it that exists is not cut."""
     if path is None:  # a recipe that leaves the data to the user
         elements = []
@@ -316,4 +322,4 @@ def _read(name: str, data: Data, entry: dict, log: Log) -> Iterator[str]:
                 yield from documents_in(file, name, data.text_field)
         except OSError as error:
             error.filename = name
-            _unreadable(error)
+            unreadable(error)

@@ -27,6 +27,7 @@ EXAMPLES = {
     ("data",): "equimoe data show tiny --data 'docs/*.md'",
     ("data", "show"): "equimoe data show tiny 3 --data 'docs/*.md,notes.jsonl'",
     ("data", "cells"): "equimoe data cells docs.jsonl --out cells --embeddings docs.npy --json",
+    ("data", "prepare"): "equimoe data prepare web books --cell source --dedup exact,minhash --language en --out store",
     ("export",): "equimoe export tiny tiny-export",
     ("download",): "equimoe download org/name ./here --revision step-6000",
     ("inspect",): "equimoe inspect ./tiny-export --tensors",

@@ -1,0 +1,207 @@
+"""`prepare_store`: from documents to a finished store by cells, in one call that can be killed and made again.
+
+    store = prepare_store(Data(path="docs", cell="folder"), Path("store"), vocabulary=4096, log=print)
+
+The stages, and what they cost, are listed in `equimoe.data.preparing`.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from equimoe.data.cell_store import CellStore, is_store
+from equimoe.data.hub_files import HUB, is_hub_tokenizer, pinned_tokenizer
+from equimoe.data.preparing.filters import FilterOptions
+from equimoe.data.preparing.finishing import is_moving, remove_work
+from equimoe.data.preparing.progress import Progress, amount, duration
+from equimoe.data.preparing.settings import SHARD_TOKENS, Running, Settings
+from equimoe.data.preparing.sources import differences, refuse_store_in_sources, sources_record
+from equimoe.data.preparing.stages import STAGES, Job
+from equimoe.data.preparing.summary import summary
+from equimoe.data.preparing.units import Plan, make_plan
+from equimoe.data.preparing.work import GOES_ON, WORK, Work, read_json, write_json, writing
+from equimoe.data.preparing.workers import run_stage
+from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
+from equimoe.errors import EquimoeError
+from equimoe.files import expanded, locked_folder
+from equimoe.recipe import Data
+
+__all__ = ["prepare_store"]
+
+VERSION = 1  # raise it when a stage writes something else
+DEFAULT_VOCABULARY = 4096
+Log = Callable[[str], None]
+
+
+def prepare_store(
+    data: Data,
+    out: str | Path,
+    *,
+    vocabulary: int | None = None,
+    filters: FilterOptions = FilterOptions(),  # noqa: B008  frozen
+    shard_tokens: int = SHARD_TOKENS,
+    keep_order: bool = False,
+    running: Running = Running(),  # noqa: B008  frozen
+    log: Log = lambda line: None,
+) -> CellStore:
+    """Prepare `data` into the folder `out`, or go on with it, or open what is finished there.
+
+    `vocabulary`: entries of the model; default: of a given tokenizer its own, else `DEFAULT_VOCABULARY`. `data.cell`
+    None is one cell. The same data and settings give the same bytes, however it is run and however often killed.
+    With the executor `slurm` the work is only submitted, and an EquimoeError of exit code 75 says so.
+    """
+    started = time.monotonic()
+    out = expanded(out)
+    running.check()
+    held = _held(out)
+    given = None if data.tokenizer == "train" else load_tokenizer(data.tokenizer, vocabulary)
+    entries = vocabulary or (DEFAULT_VOCABULARY if given is None else given.size)
+    data = _with_pinned_tokenizer(data, held)
+    settings = Settings.of(data, entries, filters, shard_tokens, keep_order)
+    settings.check()
+    refuse_store_in_sources(data.path, out)
+    plan = make_plan(data.path, _plan_of(held), log)
+    record = _record(plan, settings, given)
+    if is_store(out):
+        return _finished(out, record, log)
+    with writing(out), locked_folder(out / WORK, _busy(out)):
+        if is_store(out):  # finished by another process a moment ago
+            return _finished(out, record, log)
+        work = Work(out)
+        job = _job(work, plan, settings, running, record, given, log)
+        _run(job, log, started)
+        remove_work(work)
+    store = CellStore.open(out)
+    for line in summary(store):
+        log(line)
+    return store
+
+
+def _run(job: Job, log: Log, started: float) -> None:
+    if is_moving(job.work):
+        job.do("finish", 0, lambda *told: None)
+        return
+    if job.running.executor.name != "here":
+        from equimoe.data.preparing.executors import run_elsewhere
+
+        run_elsewhere(job, log)
+        return
+    tokens: Progress | None = None
+    for stage in STAGES:
+        progress = run_stage(job, stage, log)
+        if progress.documents:
+            log(f"{progress.line()}; {duration(progress.seconds)}")
+        tokens = progress if stage == "encode" and progress.tokens else tokens
+    log(f"in {duration(time.monotonic() - started)}; memory at most {amount(peak_bytes())} a process")
+
+
+def peak_bytes() -> int:
+    """The most memory that this process, or one that it started and that ended, had at once."""
+    unit = 1 if os.uname().sysname == "Darwin" else 1024
+    return unit * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def _busy(out: Path) -> EquimoeError:
+    return EquimoeError(
+        f"store {out}", "is being prepared by another process", "Wait for it to end, or name another folder"
+    )
+
+
+def _held(out: Path) -> dict[str, Any]:
+    """What is known of an earlier start: the job of an unfinished store, or the record of a finished one."""
+    work = Work(out)
+    if is_store(out):
+        return {"record": CellStore.open(out).header["record"]}
+    if work.job.exists():
+        return read_json(work.job)
+    others = [path.name for path in out.iterdir()] if out.is_dir() else []
+    left = sorted(name for name in others if name != WORK)
+    if left or (out.exists() and not out.is_dir()):
+        raise EquimoeError(
+            f"store {out}",
+            "must be a new or empty folder, or one that a prepare was stopped in"
+            + (f"; it holds {', '.join(left[:3])}" if left else ""),
+            "Name another one: nothing is ever overwritten",
+        )
+    return {}
+
+
+def _plan_of(held: Mapping[str, Any]) -> Plan | None:
+    if "plan" in held:
+        return Plan.from_dict(held["plan"])
+    return None
+
+
+def _with_pinned_tokenizer(data: Data, held: Mapping[str, Any]) -> Data:
+    """A tokenizer of the Hub at its commit; that of an earlier start, if it is the same repository."""
+    if not is_hub_tokenizer(data.tokenizer):
+        return data
+    name = data.tokenizer if data.tokenizer.startswith(HUB) else f"{HUB}{data.tokenizer}"
+    before = held.get("record", {}).get("settings", {}).get("tokenizer", "")
+    if before.startswith(f"{name}@"):
+        return replace(data, tokenizer=before)
+    return replace(data, tokenizer=pinned_tokenizer(data.tokenizer))
+
+
+def _record(plan: Plan, settings: Settings, given: TextTokenizer | None) -> dict[str, Any]:
+    return {
+        "settings": settings.to_dict(),
+        "tokenizer_sha256": None if given is None else given.sha256,
+        "sources": sources_record(plan),
+        "versions": {"prepare": VERSION, "tokenizers": version("tokenizers")},
+    }
+
+
+def _finished(out: Path, record: Mapping[str, Any], log: Log) -> CellStore:
+    """The finished store at `out`, if it is of the same sources and settings; refuses one of others."""
+    store = CellStore.open(out)
+    held = store.header["record"]
+    found = differences({key: held.get(key) for key in ("settings", "tokenizer_sha256", "sources")}, record)
+    if found:
+        raise EquimoeError(
+            f"store {out}",
+            f"is finished, with something else: {'; '.join(found)}",
+            "Name another folder: nothing is ever overwritten",
+        )
+    if (out / WORK).exists():
+        shutil.rmtree(out / WORK)
+    log(f"store {out} is finished, with these settings and sources (by name and size): nothing to do")
+    return store
+
+
+def _job(
+    work: Work,
+    plan: Plan,
+    settings: Settings,
+    running: Running,
+    record: dict[str, Any],
+    given: TextTokenizer | None,
+    log: Log,
+) -> Job:
+    """Begin, or go on with what is there; refuses to go on with other settings or sources."""
+    work.remove_unfinished()
+    settings.filters.build(work.filters)
+    filters = [each.settings for each in settings.filters.document_filters(work.filters)]
+    record = {**record, "filters": [*filters, *(each.settings for each in settings.filters.deduplicators())]}
+    if work.job.exists():
+        held = read_json(work.job)
+        found = differences(held["record"], record) or differences(held["plan"], plan.to_dict(), files=True)
+        if found:
+            raise EquimoeError(
+                f"store {work.out}",
+                f"was begun with something else: {'; '.join(found)}",
+                f"Prepare it as it was begun ({GOES_ON}), name another folder, or delete {work.folder}",
+            )
+    else:
+        if given is not None:
+            given.save(work.folder / "tokenizer.json")
+        write_json(work.job, {"record": record, "settings": settings.to_dict(), "plan": plan.to_dict()})
+    return Job(work, plan, settings, running, log)
