@@ -17,6 +17,7 @@ from typing import Any
 
 from equimoe.data.cell_store import CellStore
 from equimoe.data.mixture import parse_weights
+from equimoe.data.preparing.store import cached_store
 from equimoe.data.remote import is_store, open_store
 from equimoe.data.source import elements_of
 from equimoe.data.tokenizer import load_tokenizer
@@ -45,10 +46,10 @@ def run_store(recipe: Recipe, log: Log = lambda line: None) -> CellStore | None:
             raise EquimoeError("data.cell", "is for sources, a store has its cells", "Leave it out", value=data.cell)
         store = open_store(stores[0], recipe.loading.cache_bytes, log)
     elif data.cell is not None:
-        store = _prepared(recipe, log)
+        store = cached_store(data, recipe.model.vocab_size, log)
     else:
         return None
-    if data.tokenizer != "train" and load_tokenizer(data.tokenizer).sha256 != store.tokenizer_sha256:
+    if stores and data.tokenizer != "train" and load_tokenizer(data.tokenizer).sha256 != store.tokenizer_sha256:
         raise EquimoeError(
             "data.tokenizer",
             "is not the one that the store was written with",
@@ -117,8 +118,3 @@ def _scored(recipe: Recipe, store: CellStore) -> tuple[str, ...]:
         )
     problems.raise_if_any()
     return scored
-
-
-def _prepared(recipe: Recipe, log: Log) -> CellStore:
-    """The sources of the recipe as a store of the cache, made once for the same files and settings."""
-    raise NotImplementedError

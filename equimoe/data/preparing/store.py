@@ -7,6 +7,8 @@ The stages, and what they cost, are listed in `equimoe.data.preparing`.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import resource
 import shutil
@@ -29,12 +31,13 @@ from equimoe.data.preparing.summary import summary
 from equimoe.data.preparing.units import Plan, make_plan
 from equimoe.data.preparing.work import GOES_ON, WORK, Work, read_json, write_json, writing
 from equimoe.data.preparing.workers import run_stage
+from equimoe.data.source import pinned
 from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
 from equimoe.errors import EquimoeError
-from equimoe.files import expanded, locked_folder
+from equimoe.files import cache_folder, expanded, locked_folder, writing_to_cache
 from equimoe.recipe import Data
 
-__all__ = ["prepare_store"]
+__all__ = ["cached_store", "prepare_store"]
 
 VERSION = 1  # raise it when a stage writes something else
 DEFAULT_VOCABULARY = 4096
@@ -83,6 +86,23 @@ def prepare_store(
     for line in summary(store):
         log(line)
     return store
+
+
+def cached_store(data: Data, vocabulary: int, log: Log = lambda line: None) -> CellStore:
+    """`data` as a store of the cache, made once for these settings and these files (names, sizes, times of writing)."""
+    if is_hub_tokenizer(data.tokenizer):
+        data = replace(data, tokenizer=pinned_tokenizer(data.tokenizer))
+    plan = make_plan(pinned(data).path, None, log)
+    settings = Settings.of(data, vocabulary, FilterOptions(), SHARD_TOKENS, keep_order=False)
+    made_of = [VERSION, version("tokenizers"), settings.to_dict(), plan.to_dict()]
+    key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:24]
+    folder = cache_folder() / "stores" / key
+    if is_store(folder):
+        return CellStore.open(folder)
+    log(f"data: preparing a store in {folder}, once")
+    with writing_to_cache():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    return prepare_store(data, folder, vocabulary=vocabulary, log=log)
 
 
 def _run(job: Job, log: Log, started: float) -> None:
