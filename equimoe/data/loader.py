@@ -17,6 +17,7 @@ It ignores Ctrl-C and SIGTERM, which the trainer answers, and ends with the trai
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
 import pickle
@@ -103,6 +104,7 @@ class Batches:
         self._batches.close()
         if self.workers:
             _end_workers(self._others)  # who was still starting
+            gc.collect()  # grain's threads end in tracebacks that keep the last batch of each worker in /dev/shm
 
     def __iter__(self) -> Batches:
         return self
@@ -123,7 +125,7 @@ class Batches:
             ) from error
         if isinstance(found, _Failed):
             raise found.error
-        # Copied out of the memory that a worker shares with us, which so goes back at once.
+        # Copied out of the memory that a worker shares with us, which so goes back at once: /dev/shm is small.
         return tuple(Batch(*(np.array(array) if self.workers else array for array in part)) for part in found)
 
 
