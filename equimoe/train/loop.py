@@ -339,7 +339,7 @@ class _Session:
     def _report(self, done: int, metrics: StepMetrics, data_seconds: float) -> None:
         """Fetch a step's metrics, write its line, show it. A non-finite value stops the run here, before any save."""
         values = step_values(self.recipe, done, jax.device_get(metrics), self.rates)
-        values |= self.data.mixture_values(done, cells=norms_due(self.recipe, done))
+        values |= self.data.mixture_values(done)
         self.log.write("metrics", values)
         pace = self.clock.tick()
         if pace is not None:

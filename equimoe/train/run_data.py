@@ -19,6 +19,7 @@ from equimoe.data.store import TokenStore
 from equimoe.data.tokenizer import TextTokenizer
 from equimoe.errors import EquimoeError, Problems
 from equimoe.recipe import Data, Mixture, Recipe
+from equimoe.train.report import norms_due
 from equimoe.train.scoring import HELDOUT
 
 __all__ = ["RunData", "check_same_data", "prepare_run_data"]
@@ -49,13 +50,13 @@ class RunData:
             yield f"{tokens}, {self.rows.padding_share_of(sequences):.1%} of the positions padding"
             yield from table.lines()
 
-    def mixture_values(self, step: int, *, cells: bool) -> dict[str, float | int]:
-        """What the line of a step says of the mixture: its segment; with `cells`, of each cell share and epochs."""
+    def mixture_values(self, step: int) -> dict[str, float | int]:
+        """What the line of a step says of the mixture: its segment; as often as norms, share and epochs of each cell."""
         if isinstance(self.rows, Rows):
             return {}
         batch, schedule = self.recipe.schedule.batch_sequences, self.rows.schedule
         values: dict[str, float | int] = {"mixture_segment": schedule.segment_of((step - 1) * batch)}
-        if cells:
+        if norms_due(self.recipe, step):
             before, after = schedule.counts((step - 1) * batch), schedule.counts(step * batch)
             for name, read in after.items():
                 if schedule.rows_used[name]:

@@ -165,8 +165,9 @@ def test_settings_that_need_a_store_are_refused_without_one(tiny, tmp_path):
     mixed = dataclasses.replace(
         tiny.recipe, mixture=MIXTURE, data=dataclasses.replace(tiny.recipe.data, packing="best_fit")
     )
-    with pytest.raises(EquimoeError, match=r"2 problems: (.|\n)* - mixture (.|\n)* - data.packing \(.best_fit.\): has no effect"):
+    with pytest.raises(EquimoeError, match=r"2 problems: ") as caught:
         loop.train_recipe(mixed, tmp_path / "run")
+    assert "- mixture (" in str(caught.value) and "- data.packing ('best_fit'): has no effect" in str(caught.value)
     assert not (tmp_path / "run" / "recipe.json").exists()
 
 
