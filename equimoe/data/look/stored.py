@@ -18,9 +18,10 @@ from equimoe.data.cell_store import CellStore
 from equimoe.data.evals import prepare_evals
 from equimoe.data.look.reading import Reading, reading_from
 from equimoe.data.look.stats import StoreStats, cell_lines, reading_lines, store_stats
-from equimoe.data.look.subject import store_of
+from equimoe.data.look.subject import named
 from equimoe.data.mixed_rows import MixedRows, open_mixed_rows
 from equimoe.data.rows import PADDING_SEGMENT
+from equimoe.data.run_store import run_store
 from equimoe.data.show import Look, Part, borders, look_at, part_line, part_of, printable
 from equimoe.data.tokenizer import TextTokenizer
 from equimoe.errors import EquimoeError
@@ -100,7 +101,7 @@ def look_at_data(
     recipe: Recipe, *, first_row: int = 0, rows: int = 1, log: Log = lambda line: None
 ) -> Look | StoreLook:
     """What the run of `recipe` reads, whether it names files or a store."""
-    store = store_of(recipe.data)
+    store = run_store(named(recipe), log)
     if store is None:
         return look_at(recipe, first_row=first_row, rows=rows, log=log)
     return look_at_store(recipe, store, first_row=first_row, rows=rows, log=log)

@@ -3,7 +3,7 @@
     subject = subject_of("mine.py", ["data.path=store"])     # or a store's folder
     subject.store, subject.recipe
 
-A recipe that names files, not a store, is looked at as a store of one cell, `all`: its data is prepared as training
+A recipe that names files without cells, not a store, is looked at as a store of one cell, `all`: its data is prepared as training
 does, cached, and the two token stores of that are taken for the cell's shard and its held-out documents.
 """
 
@@ -22,18 +22,19 @@ from equimoe.data.cell_store import (
     HELDOUT,
     TOKENIZER,
     CellStore,
-    is_store,
     shard_folder,
 )
 from equimoe.data.prepare import Prepared, prepare
+from equimoe.data.remote import is_elsewhere, open_store
+from equimoe.data.run_store import run_store
 from equimoe.data.store import HEADER as SHARD_HEADER
 from equimoe.data.store import TokenStore
 from equimoe.errors import EquimoeError
 from equimoe.files import expanded, file_sha256
-from equimoe.recipe import Data, Recipe
+from equimoe.recipe import Recipe
 from equimoe.recipe.resolve import resolve
 
-__all__ = ["PLAIN_CELL", "Subject", "store_of", "subject_of"]
+__all__ = ["PLAIN_CELL", "Subject", "named", "subject_of"]
 
 PLAIN_CELL = "all"
 Log = Callable[[str], None]
@@ -60,29 +61,20 @@ def subject_of(name: str, overrides: Sequence[str] = (), log: Log = lambda line:
                 value=overrides,
             )
         return Subject(CellStore.open(path))
-    recipe = resolve(name, overrides).recipe
-    store = store_of(recipe.data)
+    if is_elsewhere(name):
+        return Subject(open_store(name, log=log))
+    recipe = named(resolve(name, overrides).recipe)
+    store = run_store(recipe, log)
     if store is not None:
         return Subject(store, recipe)
     return Subject(CellStore.at(_PlainPlace.of(prepare(recipe.data, recipe.model.vocab_size, log))), recipe, plain=True)
 
 
-def store_of(data: Data) -> CellStore | None:
-    """The store that `data.path` names; None if it names files. A store has its own split: it must stand alone."""
-    if data.path is None:
+def named(recipe: Recipe) -> Recipe:
+    """`recipe`, which must name data."""
+    if recipe.data.path is None:
         raise EquimoeError("data.path", "this recipe names no data", "Add --data PATHS")
-    elements = data.path if isinstance(data.path, tuple) else (data.path,)
-    stores = [element for element in elements if element and is_store(expanded(element))]
-    if not stores:
-        return None
-    if len(elements) > 1:
-        raise EquimoeError(
-            "data.path",
-            f"the store {stores[0]} must stand alone: its documents are split and tokenised already",
-            "Name the store only, or prepare all sources as one",
-            value=data.path,
-        )
-    return CellStore.open(expanded(stores[0]))
+    return recipe
 
 
 @dataclass(frozen=True)
