@@ -12,7 +12,7 @@ from pathlib import Path
 
 DATA = "How do I say what data to train on"
 SECTIONS = (
-    *("Quick start", DATA, "Sampling and chat"),
+    *("Quick start", DATA, "Data at any size", "Sampling and chat"),
     *("Weights for others", "Weights of others", "Evaluation", "From Python"),
 )
 DOCUMENTS = """mkdir -p docs/guide
