@@ -9,7 +9,7 @@ workers and processes change when rows are read, never which. `parts`: which row
 reads no others. Where rows are put on devices is `equimoe.train`'s part.
 
 Workers are for sources that compute much for a row: plain reading is copying, which threads do side by side. A worker
-is a fresh Python that imports grain, and JAX with it: 2 seconds and 250 MB each. It gets the source by
+is a fresh Python that imports grain, and JAX with it: a second, and 100 MB of its own, each. It gets the source by
 multiprocessing, which pickles it from this process to its own child; nothing pickled is stored or comes from outside.
 It ignores Ctrl-C and SIGTERM, which the trainer answers, and ends with the trainer, however that ends.
 """
