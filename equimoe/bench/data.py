@@ -2,7 +2,7 @@
 
 A store of made-up documents is written for it and removed afterwards, and beside it, for each row length, an
 array-record file with a row to a record: 2 bytes a token each. What was just written is in the page cache, for both.
-Ours reads rows in a keyed random order from a cell, and makes batches with segments and loss weights, as a step takes.
+Ours reads rows as a run does whose mixture is one cell, in a keyed random order, and makes batches with segments and loss weights, as a step takes.
 Grain's does less: records in its own random order, decoded, in batches of token ids alone; with as many
 threads as ours.
 """
@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 
 from equimoe.bench.measure import in_its_own_process, spread
-from equimoe.data.cell_store import CellStore, StoredCell, finish_store, shard_folder
+from equimoe.data.cell_store import CellStore, finish_store, shard_folder
 from equimoe.data.loader import Batches
-from equimoe.data.rows import Batch, permuted
+from equimoe.data.mixed_rows import MixedRows
+from equimoe.data.mixture import MixtureSchedule, Segment
+from equimoe.data.packing import pack
 from equimoe.data.store import StoreWriter
 from equimoe.data.tokenizer import SMALLEST_VOCABULARY, train_tokenizer
 
@@ -32,6 +34,7 @@ BATCH_TOKENS = 1 << 16
 THREADS = 2  # of both
 VOCABULARY = 50_000
 CELL = "made-up"
+BLOCK_SEQUENCES = 49_152
 _DOCUMENT_TOKENS, _SPREAD = 500.0, 1.2  # median length of a document, and the sigma of its lognormal
 _SHARD_TOKENS = 20_000_000
 
@@ -98,25 +101,12 @@ def data_lines(facts: dict[str, Any]) -> Iterator[str]:
         )
 
 
-class CellRows:
-    """Rows of one cell, cut from its stream, in a keyed random order; epochs repeat it."""
-
-    def __init__(self, cell: StoredCell, row_tokens: int):
-        self.cell, self.row_tokens = cell, row_tokens
-        self.count = cell.tokens // row_tokens
-
-    def batch(self, first: int, count: int) -> Batch:
-        """Rows `first` .. `first + count - 1`."""
-        numbers = permuted(np.arange(first, first + count, dtype=np.int64) % self.count, self.count, 1)
-        token_ids = np.empty((count, self.row_tokens), np.int32)
-        segment_ids = np.empty((count, self.row_tokens), np.int32)
-        for row, number in enumerate(numbers):
-            begin = int(number) * self.row_tokens
-            token_ids[row], document = self.cell.read(begin, begin + self.row_tokens)
-            segment_ids[row] = document - document[0]
-        loss_weight = np.ones(token_ids.shape, np.float32)
-        loss_weight[:, -1] = 0
-        return Batch(token_ids, segment_ids, loss_weight)
+def mixed_rows(folder: str, row_tokens: int) -> MixedRows:
+    """The rows of a run whose mixture is the one cell."""
+    store = CellStore.open(Path(folder) / "store")
+    packed = pack(store.cell(CELL), row_tokens, "stream", border_targets=True)
+    schedule = MixtureSchedule([Segment(0, {CELL: 1.0})], {CELL: packed.row_count}, BLOCK_SEQUENCES, seed=0)
+    return MixedRows(store, schedule, {CELL: packed}, row_tokens)
 
 
 # Each of these runs in a process of its own.
@@ -148,7 +138,7 @@ def make(folder: str, tokens: int, row_tokens: list[int]) -> dict[str, int]:
 
 def read_ours(folder: str, row_tokens: int, seconds: float, workers: int) -> dict[str, float]:
     """Batches as training reads them."""
-    rows = CellRows(CellStore.open(Path(folder) / "store").cell(CELL), row_tokens)
+    rows = mixed_rows(folder, row_tokens)
     batch = max(1, BATCH_TOKENS // row_tokens)
     with Batches(rows, range(1 << 40), batch, [(0, batch)], workers=workers, prefetch_batches=THREADS) as batches:
         return _rate((parts[0].token_ids.size for parts in batches), seconds)

@@ -4,17 +4,18 @@ Row n is what the schedule says of n, a cell and a row of it, read from the pack
 (store, recipe, n): a run that stops and goes on needs one integer, and it does not matter in which batches, threads or
 processes rows are read.
 
-Cost of a batch: a search and two permutations for each row, then for each cell in it one call that reads its rows.
-Nothing is kept between batches but open shards; several threads may read at once.
+Cost of a batch: under a microsecond a row to find it, as the schedule is asked for 4,096 rows at once and the last
+answers are kept; then for each cell in it one call that reads its rows. Several threads may read at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Int32, Int64
 
 from equimoe.data.cell_store import CellStore
 from equimoe.data.mixture import MixtureSchedule, Segment, check_epochs, segments_of, share_of_rows
@@ -26,6 +27,7 @@ from equimoe.recipe import Recipe
 
 __all__ = ["MixedRows", "open_mixed_rows"]
 
+_LOCATED_ROWS, _LOCATED_CHUNKS = 4096, 8  # a permutation of few numbers takes as long as one of hundreds
 _GATHERED_ROWS = 256  # of which `tokens` holds segments and weights at once
 
 
@@ -35,14 +37,16 @@ class MixedRows:
     `packed`: the cells of the schedule that have a weight.
     """
 
-    def __init__(
-        self, store: CellStore, schedule: MixtureSchedule, packed: Mapping[str, PackedCell], row_tokens: int
-    ):
+    def __init__(self, store: CellStore, schedule: MixtureSchedule, packed: Mapping[str, PackedCell], row_tokens: int):
         self.store, self.schedule, self.packed, self.row_tokens = store, schedule, packed, row_tokens
+        self._located: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_located": {}}
 
     def batch(self, first: int, count: int) -> Batch:
         """Rows `first` .. `first + count - 1` of the run."""
-        cell, row = self.schedule.locate(first, count)
+        cell, row = self._locate(first, count)
         shape = (count, self.row_tokens)
         token_ids, loss_weight = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
         segment_ids = np.full(shape, PADDING_SEGMENT, np.int32)
@@ -51,6 +55,24 @@ class MixedRows:
             rows = self.packed[self.schedule.cells[index]].rows(row[here])
             token_ids[here], segment_ids[here], loss_weight[here] = rows.token_ids, rows.segment_ids, rows.loss_weight
         return Batch(token_ids, segment_ids, loss_weight)
+
+    def _locate(self, first: int, count: int) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        """What the schedule says. A run asks in order: so it is asked for many rows at once, and the last ones kept.
+
+        Several threads may do the same work at once, and then keep the same.
+        """
+        parts = []
+        for chunk in range(first // _LOCATED_ROWS, -(-(first + count) // _LOCATED_ROWS)):
+            found = self._located.get(chunk)
+            if found is None:
+                found = self.schedule.locate(chunk * _LOCATED_ROWS, _LOCATED_ROWS)
+                kept = dict([*self._located.copy().items()][1 - _LOCATED_CHUNKS :])
+                self._located = {**kept, chunk: found}
+            begin = max(first - chunk * _LOCATED_ROWS, 0)
+            end = min(first + count - chunk * _LOCATED_ROWS, _LOCATED_ROWS)
+            parts.append((found[0][begin:end], found[1][begin:end]))
+        cells, rows = zip(*parts, strict=True) if parts else ([np.zeros(0, np.int64)],) * 2
+        return np.concatenate(cells), np.concatenate(rows)
 
     def tokens(self, first: int, count: int) -> Int32[np.ndarray, "R S"]:
         """Tokens alone, padding as 0, for statistics of what a model was trained on; 4 bytes a position."""

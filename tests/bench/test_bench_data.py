@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from equimoe.bench.data import CELL, CellRows, bench_data, data_lines, make
+from equimoe.bench.data import CELL, bench_data, data_lines, make, mixed_rows
 from equimoe.data.cell_store import CellStore
 
 
@@ -18,10 +18,12 @@ def test_both_read_the_same_tokens(tmp_path):
     stored = grain.sources.ArrayRecordDataSource([str(tmp_path / "64.array_record")])
     records = np.stack([np.frombuffer(record, np.uint16) for record in stored])
     np.testing.assert_array_equal(records.ravel(), cell.read(0, 312 * 64)[0])
-    rows = CellRows(cell, 64)
-    epoch = rows.batch(312, 312).token_ids
-    assert not np.array_equal(epoch, records), "in another order"
-    np.testing.assert_array_equal(epoch[np.lexsort(epoch.T)], records[np.lexsort(records.T)], "each row once")
+    rows = mixed_rows(str(tmp_path), 64)
+    block = rows.batch(0, 49_152).token_ids.astype(np.uint16)  # of 312 rows: 157 times each, 168 of them once more
+    assert not np.array_equal(block[:312], records), "in another order"
+    found, times = np.unique(block, axis=0, return_counts=True)
+    np.testing.assert_array_equal(found, records[np.lexsort(records.T[::-1])])
+    assert sorted(set(times.tolist())) == [157, 158] and (times == 158).sum() == 168
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -69,6 +70,10 @@ class RowIndex:
     @property
     def row_count(self) -> int:
         return len(self.firsts) - 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To a process that reads: the place of the files, not the arrays in them."""
+        return _mapped, (self.folder, self.header)
 
 
 def opened_index(
@@ -163,13 +168,17 @@ def _open(folder: Path, settings: dict) -> RowIndex | None:
         header = json.loads((folder / HEADER).read_bytes())
         if any(header[name] != value for name, value in settings.items()):
             return None
-        counts = {ROWS: header["rows"] + 1, BEGINS: header["pieces"], LENGTHS: header["pieces"]}
-        maps = {name: _map(folder / name, _DTYPES[name], count) for name, count in counts.items()}
-        if any(file_sha256(folder / name) != header["sha256"][name] for name in counts):
+        if any(file_sha256(folder / name) != header["sha256"][name] for name in _DTYPES):
             return None
-        return RowIndex(folder, maps[ROWS], maps[BEGINS], maps[LENGTHS], header)
+        return _mapped(folder, header)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _mapped(folder: Path, header: dict) -> RowIndex:
+    counts = {ROWS: header["rows"] + 1, BEGINS: header["pieces"], LENGTHS: header["pieces"]}
+    maps = {name: _map(folder / name, _DTYPES[name], count) for name, count in counts.items()}
+    return RowIndex(folder, maps[ROWS], maps[BEGINS], maps[LENGTHS], header)
 
 
 def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
