@@ -2,7 +2,8 @@
 
 A store of made-up documents is written for it and removed afterwards, and beside it, for each row length, an
 array-record file with a row to a record: 2 bytes a token each. What was just written is in the page cache, for both.
-Ours reads rows as a run does whose mixture is one cell, in a keyed random order, and makes batches with segments and loss weights, as a step takes.
+Ours reads rows as a run does whose mixture is one cell, in a keyed random order, and makes batches with segments and
+loss weights, as a step takes.
 Grain's does less: records in its own random order, decoded, in batches of token ids alone; with as many
 threads as ours.
 """

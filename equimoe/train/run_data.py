@@ -51,7 +51,7 @@ class RunData:
             yield from table.lines()
 
     def mixture_values(self, step: int) -> dict[str, float | int]:
-        """What the line of a step says of the mixture: its segment; as often as norms, share and epochs of each cell."""
+        """What the line of a step says of the mixture: its segment; as often as norms, share and epochs of cells."""
         if isinstance(self.rows, Rows):
             return {}
         batch, schedule = self.recipe.schedule.batch_sequences, self.rows.schedule

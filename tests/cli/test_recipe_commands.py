@@ -77,7 +77,8 @@ def test_recipes_lists_every_packaged_recipe_with_its_cost(cli):
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == ["hero", "one_gpu", "tiny", "tiny_two_phase"]
     assert all("Cost: " in line for line in out.splitlines())
-    assert [line["name"] for line in json.loads(cli("recipes", "--json")[1])] == ["hero", "one_gpu", "tiny", "tiny_two_phase"]
+    names = ["hero", "one_gpu", "tiny", "tiny_two_phase"]
+    assert [line["name"] for line in json.loads(cli("recipes", "--json")[1])] == names
 
 
 def test_recipes_copy_never_overwrites(cli, tmp_path):
