@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from data_helpers import ROOT, make_cell_store
 
-from equimoe.bench.data import CellRows
 from equimoe.data.loader import Batches
+from equimoe.data.mixed_rows import MixedRows
+from equimoe.data.mixture import MixtureSchedule, Segment
+from equimoe.data.packing import pack
 from equimoe.data.remote import open_store
 from equimoe.data.rows import Batch, Rows
 from equimoe.errors import EquimoeError
@@ -114,7 +116,13 @@ def test_workers_read_the_same(store, tmp_path, monkeypatch):
     """From a store in memory maps, and from one elsewhere, each opened again by the worker; 1 and 2 of them."""
     rng = np.random.default_rng(0)
     made = make_cell_store(tmp_path / "c", {"a": [[rng.integers(0, 280, 30).tolist() for _ in range(20)]] * 2})
-    for rows in (Rows(store, 8, seed=3), CellRows(open_store(f"local://{made.location}").cell("a"), 8)):
+    elsewhere = open_store(f"local://{made.location}")
+    mixed = [Rows(store, 8, seed=3)]
+    for method in ("stream", "best_fit"):
+        packed = {"a": pack(elsewhere.cell("a"), 8, method, border_targets=True, index_folder=tmp_path)}
+        schedule = MixtureSchedule([Segment(0, {"a": 1.0})], {"a": packed["a"].row_count}, 16, 0)
+        mixed.append(MixedRows(elsewhere, schedule, packed, 8))
+    for rows in mixed:
         expected = read(rows)
         for workers in (1, 2):
             found = read(rows, workers=workers)

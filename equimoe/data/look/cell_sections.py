@@ -196,10 +196,10 @@ def lengths_section(stats: Stats) -> Iterator[str]:
         )
         for o in lengths.octaves
     ]
-    yield '<div class="row">'
-    yield f"<div><h3>Documents</h3>{column_chart(by_documents, below='length in tokens; share of documents in %')}</div>"
-    yield f"<div><h3>Tokens in them</h3>{column_chart(by_tokens, below='length in tokens; share of tokens in %')}</div>"
-    yield "</div></section>"
+    documents = column_chart(by_documents, below="length in tokens; share of documents in %")
+    tokens_in_them = column_chart(by_tokens, below="length in tokens; share of tokens in %")
+    yield f'<div class="row"><div><h3>Documents</h3>{documents}</div>'
+    yield f"<div><h3>Tokens in them</h3>{tokens_in_them}</div></div></section>"
 
 
 def _octave(least: int) -> str:

@@ -1,7 +1,6 @@
 """Pieces of the page: text made safe, tables, bars and columns in SVG. No library, nothing fetched.
 
-Whatever comes from a document, a recipe or a store goes through `safe`; what the other functions are given as `html` was
-made by them.
+Whatever comes from a document, a recipe or a store goes through `safe`; `table` and `number` are given texts that have.
 """
 
 from __future__ import annotations
@@ -75,14 +74,14 @@ def number(value: int | float, text: str, style: str = "") -> str:
     return f'<td class="n{" " + style if style else ""}" data-v="{value:.6g}">{text}</td>'
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], style: str = "") -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A plain table of safe texts: names to the left, all else to the right."""
     titles = "".join(f'<th scope="col"{" class=n" if i else ""}>{title}</th>' for i, title in enumerate(head))
     lines = (
         f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td class=n>{word}</td>" for word in row[1:])}</tr>'
         for row in rows
     )
-    return f"<table{f' class={style}' if style else ''}><thead><tr>{titles}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f"<table><thead><tr>{titles}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
 def share_level(share: float, largest: float) -> str:

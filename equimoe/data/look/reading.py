@@ -3,9 +3,9 @@
     reading = reading_of(recipe, store)
     reading.phases[0].cells["docs"].effective
 
-Counted, not estimated: from the schedule that the run reads by. Planned and effective weight differ where a block has no
-whole number of sequences for a cell (hero_spec section 5). A cell that is over the limit of epochs is told, not refused:
-it is what one looks for. Cost: no token is read; best-fit packing builds its index first, as the run would.
+Counted, not estimated: from the schedule that the run reads by. Planned and effective weight differ where a block has
+no whole number of sequences for a cell (hero_spec section 5). A cell that is over the limit of epochs is told, not
+refused: it is what one looks for. Cost: no token is read; best-fit packing builds its index first, as the run would.
 """
 
 from __future__ import annotations

@@ -239,7 +239,8 @@ def _bars(names: list[str], views: list[_View]) -> str:
     for view in views:
         lines = "".join(
             f'<tr><th scope="row">{safe(name)}</th><td class="n">{100 * view.shares[name]:.2f} %</td>'
-            f'<td class="long"><span class="bar" style="width:{100 * view.shares[name] / largest:.2f}%"></span></td></tr>'
+            f'<td class="long"><span class="bar" style="width:{100 * view.shares[name] / largest:.2f}%"></span></td>'
+            "</tr>"
             for name in sorted(names, key=lambda name: (-view.shares[name], name))
         )
         caption = f"{view.name[0].upper()}{view.name[1:]}"

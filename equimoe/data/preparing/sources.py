@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +41,20 @@ def differences(held: Mapping[str, Any], now: Mapping[str, Any], *, files: bool 
     return _shortened(list(_of_values(held, now, "")))
 
 
-def _of_values(held: Any, now: Any, name: str) -> list[str]:
-    if isinstance(held, Mapping) and isinstance(now, Mapping):
-        return [line for key in held for line in _of_values(held[key], now.get(key), f"{name}.{key}" if name else key)]
-    if isinstance(held, list) and isinstance(now, list) and len(held) == len(now):
-        pairs = enumerate(zip(held, now, strict=True))
-        return [line for number, (a, b) in pairs for line in _of_values(a, b, f"{name}[{number}]")]
+def _of_values(held: Any, now: Any, name: str) -> Iterator[str]:
     if json.dumps(held, sort_keys=True) == json.dumps(now, sort_keys=True):
-        return []
+        return
     if name == "sources":
-        before, after = ([each["element"] for each in side] for side in (held, now))
-        return [f"sources were {', '.join(before)}, they are {', '.join(after)}"]
-    return [f"{name.removeprefix('settings.')} was {_short(held)}, it is {_short(now)}"]
+        yield f"sources were {_named(held)}, they are {_named(now)}"
+    elif isinstance(held, Mapping) and isinstance(now, Mapping):
+        for key in held:
+            yield from _of_values(held[key], now.get(key), f"{name}.{key}" if name else key)
+    else:
+        yield f"{name.removeprefix('settings.')} was {_short(held)}, it is {_short(now)}"
+
+
+def _named(sources: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{each['element']} ({each['files']:,} files, {each['bytes']:,} bytes)" for each in sources)
 
 
 def _of_files(held: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

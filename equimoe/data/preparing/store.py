@@ -213,7 +213,8 @@ def _job(
     record = {**record, "filters": [*filters, *(each.settings for each in settings.filters.deduplicators())]}
     if work.job.exists():
         held = read_json(work.job)
-        found = differences(held["record"], record) or differences(held["plan"], plan.to_dict(), files=True)
+        files = differences(held["plan"], plan.to_dict(), files=True)
+        found = [*differences({**held["record"], "sources": record["sources"]}, record), *files]
         if found:
             raise EquimoeError(
                 f"store {work.out}",

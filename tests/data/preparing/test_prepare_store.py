@@ -46,7 +46,9 @@ def data(tmp_path, **more) -> Data:
 def prepare(tmp_path, name="store", running=ALONE, log=None, **more) -> CellStore:
     own = {key: more.pop(key) for key in list(more) if key in Data.__dataclass_fields__}
     settings = {"vocabulary": 300, "shard_tokens": 2000, **more}
-    return prepare_store(data(tmp_path, **own), tmp_path / name, running=running, log=log or (lambda line: None), **settings)
+    return prepare_store(
+        data(tmp_path, **own), tmp_path / name, running=running, log=log or (lambda line: None), **settings
+    )
 
 
 @pytest.mark.parametrize("keep_order", [False, True])
@@ -151,9 +153,11 @@ def test_a_finished_store_is_opened_and_never_overwritten(raw, tmp_path):
         ({"vocabulary": 301}, "vocabulary was 300, it is 301"),
         ({"heldout_fraction": 0.2}, "heldout_fraction was 0.1, it is 0.2"),
         ({"filters": FilterOptions(exact=True)}, "filters.exact was false, it is true"),
-        ({"path": str(tmp_path / "raw" / "web")}, "sources were "),
+        ({"path": str(tmp_path / "raw" / "web")}, "sources were .*raw .42 files"),
     ):
-        with pytest.raises(EquimoeError, match=f"is finished, with something else: .*{said}.*never overwritten"):
+        with pytest.raises(
+            EquimoeError, match=f"is finished, with something else: .*{said}.*nothing is ever overwritten"
+        ):
             prepare(tmp_path, **more)
     assert content(tmp_path / "store") == before
 
@@ -169,7 +173,7 @@ def test_an_unfinished_store_goes_on_with_the_same_settings_and_files_only(raw, 
     with pytest.raises(EquimoeError, match=r"was begun with something else: vocabulary was 300, it is 400"):
         prepare(tmp_path, vocabulary=400)
     (tmp_path / "raw" / "notes" / "new.txt").write_text("A new text")
-    with pytest.raises(EquimoeError, match=r"sources\[0\].*new.txt|sources\[0\]\.files was 42, it is 43"):
+    with pytest.raises(EquimoeError, match=r"was begun with something else: .*/new\.txt is new\. .*delete .*\.work"):
         prepare(tmp_path)
     (tmp_path / "raw" / "notes" / "new.txt").unlink()
     told = []
@@ -253,7 +257,11 @@ def test_duplicates_and_short_documents_go_and_are_counted(raw, tmp_path):
     (tmp_path / "raw" / "web" / "z.jsonl").write_text(lines(copies) + lines(["short", "tiny"]))
     told = []
     store = prepare(
-        tmp_path, filters=FilterOptions(exact=True, min_characters=10), heldout_fraction=0.0, keep_order=True, log=told.append
+        tmp_path,
+        filters=FilterOptions(exact=True, min_characters=10),
+        heldout_fraction=0.0,
+        keep_order=True,
+        log=told.append,
     )
     assert [text for shard in stored(store, "web") for text in shard] == raw["web"]
     length, exact = store.header["record"]["filtered"]
