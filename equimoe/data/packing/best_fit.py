@@ -6,7 +6,7 @@ A document is cut only where it is longer than a row: into pieces of S tokens an
 document. So a document of up to S tokens is always seen whole, at the price of some padding (`padding_share`).
 Which pieces are in which row is decided inside a shard (`fitting`) and stored (`row_index`). In a row pieces stand in
 stored order, and rows are in the order of their first piece: nothing is sorted by length.
-Cost: building takes about 0.15 us a document; a row is a slice for each of its pieces.
+Cost: building takes under a microsecond a document; a row is a slice for each of its pieces.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ together, so that the work goes with the number of different lengths and rooms, 
 
 Rule, which fixes the result: pieces in order of length, longest first, equal ones in stored order; a piece goes to the
 row with the least room that is enough, of several to the one that has had that room longest; if there is none, to a new
-row. Memory: about 60 bytes a piece.
+row. Memory: under 100 bytes a piece.
 """
 
 from __future__ import annotations
