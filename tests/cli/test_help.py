@@ -26,6 +26,8 @@ EXAMPLES = {
     ("drops",): "equimoe drops hero --load tiny --data 'docs/**/*.md' --json",
     ("data",): "equimoe data show tiny --data 'docs/*.md'",
     ("data", "show"): "equimoe data show tiny 3 --data 'docs/*.md,notes.jsonl'",
+    ("data", "stats"): "equimoe data stats mine.py --data store schedule.steps=2000 --json",
+    ("data", "page"): "equimoe data page store store.html --heldout",
     ("data", "cells"): "equimoe data cells docs.jsonl --out cells --embeddings docs.npy --json",
     ("data", "prepare"): "equimoe data prepare web books --cell source --dedup exact,minhash --language en --out store",
     ("export",): "equimoe export tiny tiny-export",

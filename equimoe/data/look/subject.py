@@ -3,7 +3,7 @@
     subject = subject_of("mine.py", ["data.path=store"])     # or a store's folder
     subject.store, subject.recipe
 
-A recipe that names files without cells, not a store, is looked at as a store of one cell, `all`: its data is prepared as training
+A recipe that names files without cells is looked at as a store of one cell, `all`: its data is prepared as training
 does, cached, and the two token stores of that are taken for the cell's shard and its held-out documents.
 """
 

@@ -46,13 +46,19 @@ class Fates:
     duplicates: tuple[Duplicates, ...]
 
     @classmethod
-    def open(cls, work: Work, settings: Settings, log: Log, units: int) -> Fates:
-        """With all units scanned; finds the duplicates, or opens what was found."""
-        opened = []
+    def decided(cls, work: Work, settings: Settings, log: Log, units: int) -> Fates:
+        """With all units scanned; finds the duplicates."""
+        found = []
         for each in settings.filters.deduplicators():
             files = [work.scanned(unit) / facts_name(each.name) for unit in range(units)]
-            opened.append(each.duplicates(files, work.duplicates(each.name), log))
-        return cls(settings, len(settings.filters.document_filters(work.filters)), tuple(opened))
+            found.append(each.duplicates(files, work.duplicates(each.name), log))
+        return cls(settings, len(settings.filters.document_filters(work.filters)), tuple(found))
+
+    @classmethod
+    def open(cls, work: Work, settings: Settings) -> Fates:
+        """What was decided; any number of processes may read it."""
+        found = tuple(Duplicates.open(work.duplicates(each.name)) for each in settings.filters.deduplicators())
+        return cls(settings, len(settings.filters.document_filters(work.filters)), found)
 
     def of(self, unit: int, rows: np.ndarray) -> UInt8[np.ndarray, " n"]:
         fates = np.where(rows["hash"] < np.uint64(heldout_threshold(self.settings.heldout_fraction)), HELDBACK, TRAINED)
@@ -72,7 +78,7 @@ def choose(
     _refuse_nothing(scanned, settings, running)
     names = sorted({name for unit in scanned for name in unit["cells"]})
     refuse_many(len(names), settings.cell)
-    fates = Fates.open(work, settings, log, units)
+    fates = Fates.decided(work, settings, log, units)
     heldout = _HeldOut(len(names), settings.heldout_max_bytes)
     counts = np.zeros((len(names), REMOVED + fates.filters + len(fates.duplicates), 2), np.int64)
     sample: list[list] = []

@@ -50,7 +50,7 @@ class Encoder:
 
     def __init__(self, work: Work, plan: Plan, settings: Settings):
         self._work, self._plan, self._settings = work, plan, settings
-        self._fates = Fates.open(work, settings, lambda line: None, len(plan.units))
+        self._fates = Fates.open(work, settings)
         chosen, self._tokenizer, self._heldout = load_chosen(work, settings)
         self._numbers = {name: number for number, name in enumerate(chosen["cells"])}
         self._dtype = token_dtype(settings.vocabulary)

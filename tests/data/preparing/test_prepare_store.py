@@ -114,7 +114,8 @@ def counted(*paths):
     rename(*paths)
 os.rename = counted
 data = Data(path=sys.argv[1], cell="folder", heldout_fraction=0.1)
-prepare_store(data, sys.argv[2], vocabulary=300, shard_tokens=2000, running=Running(workers=1), filters=FilterOptions(exact=True))
+filters = FilterOptions(exact=True)
+prepare_store(data, sys.argv[2], vocabulary=300, shard_tokens=2000, running=Running(workers=1), filters=filters)
 print(-left)
 """
 

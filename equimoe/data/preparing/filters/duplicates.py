@@ -68,6 +68,12 @@ class Duplicates:
     largest: int
     examples: tuple[DuplicateExample, ...]
 
+    @classmethod
+    def open(cls, work: Path) -> Duplicates:
+        """What was found in `work`, whole."""
+        held = json.loads((work / DONE).read_bytes())
+        return cls(work, **{**held, "examples": tuple(DuplicateExample(**each) for each in held["examples"])})
+
     def verdict(self, unit: int) -> Bool[np.ndarray, " n"]:
         """Of each document of a unit whether it is removed; a read-only map of the file."""
         return np.load(_verdict_path(self.folder, unit), mmap_mode="r", allow_pickle=False)
@@ -102,7 +108,7 @@ def find_duplicates(
             write_file(work / KEY, [json.dumps({**state, "sha256": digest}, indent=1).encode()])
         if (work / DONE).exists():
             _tidy(work)
-            return _opened(work)
+            return Duplicates.open(work)
         offsets = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
         for number, key in enumerate(keys):
             path = work / PAIRS / f"{number:03d}.bin"
@@ -130,11 +136,6 @@ def _is_of(work: Path, digest: str) -> bool:
         return json.loads((work / KEY).read_bytes())["sha256"] == digest
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def _opened(work: Path) -> Duplicates:
-    held = json.loads((work / DONE).read_bytes())
-    return Duplicates(work, **{**held, "examples": tuple(DuplicateExample(**each) for each in held["examples"])})
 
 
 def _verdict_path(work: Path, unit: int) -> Path:
