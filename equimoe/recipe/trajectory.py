@@ -20,9 +20,9 @@ __all__ = ["differences", "model_trajectory", "refuse_changes", "refuse_edited",
 
 STAGES = "mixture.stages."
 FREE_GROUPS = ("checkpoints", "evaluation", "evals", "samples", "loading", "logging", "mesh", "purpose", "cost")
-MODEL, TOKENIZER = "model.", "data.tokenizer"
+MODEL, TOKENIZER, PATH = "model.", "data.tokenizer", "data.path"
 # Where the data and the tokenizer lie may change: their hashes, kept in recipe.json, may not.
-_PLACES = ("name", "data.path", "data.tokenizer")
+_PLACES = ("name", PATH, TOKENIZER)
 
 
 def trajectory(recipe: Recipe) -> dict[str, Any]:
@@ -47,12 +47,15 @@ def refuse_changes(before: Recipe, after: Recipe, *, begun: bool = True, step: i
 
     `begun` False: no step was made from weights that were imported, so that only the model and its tokenizer are fixed.
     A stage of the mixture may be added that begins after `step`, the last one made: what was read stays what it was.
+    `data.path` may change: its hash, kept in recipe.json, says whether it is the same data.
     """
     problems, now = Problems(f"changes to a run that {'has begun' if begun else 'was imported'}"), _fixed(after)
-    taken = ", ".join(FREE_GROUPS) if begun else "everything but the model and its tokenizer, until the first step"
+    taken = (
+        ", ".join((*FREE_GROUPS, PATH)) if begun else "everything but the model and its tokenizer, until the first step"
+    )
     for path, value in _fixed(before).items():
         problems.require(
-            now.get(path) == value or not (begun or path.startswith(MODEL) or path == TOKENIZER),
+            path == PATH or now.get(path) == value or not (begun or path.startswith(MODEL) or path == TOKENIZER),
             path,
             now.get(path),
             f"decides what the run computes, it began with {value!r}",

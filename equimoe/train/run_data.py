@@ -15,6 +15,7 @@ from equimoe.data.mixed_rows import MixedRows, open_mixed_rows
 from equimoe.data.prepare import prepare
 from equimoe.data.rows import Rows, refuse_too_short
 from equimoe.data.run_store import run_store, written_out
+from equimoe.data.source import WITH_A_PACKAGE, elements_of, find_files
 from equimoe.data.store import TokenStore
 from equimoe.data.tokenizer import TextTokenizer
 from equimoe.errors import EquimoeError, Problems
@@ -94,7 +95,13 @@ def _refuse_what_needs_a_store(recipe: Recipe) -> None:
         ("data.border_targets", recipe.data.border_targets, plain.border_targets),
     ):
         problems.require(value == default, path, value, "has no effect on files without cells", remedy)
+    if not all(element in WITH_A_PACKAGE or "://" in element or find_files(element) for element in _elements(recipe)):
+        return  # what is not there may have been a store: said in a moment
     problems.raise_if_any()
+
+
+def _elements(recipe: Recipe) -> list[str]:
+    return [] if recipe.data.path is None else elements_of(recipe.data.path)
 
 
 def _of_store(recipe: Recipe, store: CellStore, log: Callable[[str], None]) -> RunData:

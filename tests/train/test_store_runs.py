@@ -187,3 +187,14 @@ def test_a_stage_of_the_recipe_from_the_start(recipe, finished, tmp_path):
     run = tmp_path / "run"
     loop.train_recipe(dataclasses.replace(recipe, mixture=staged), run)
     assert steps_of(run)[:10] == steps_of(finished)[:10] and steps_of(run)[11]["cell_share/a"] == 1
+
+
+def test_a_store_that_moved_is_named_anew(store, finished, at_step_8, tmp_path):
+    """Its hash is the run's; one that is not there is named as what it is."""
+    moved = shutil.copytree(store, tmp_path / "moved")
+    loop.resume_run(at_step_8, [f"data.path={moved}"])
+    assert (at_step_8 / "metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
+    shutil.rmtree(moved)
+    shutil.rmtree(at_step_8 / "checkpoints" / "12")
+    with pytest.raises(EquimoeError, match=r"data.path \('.*moved'\): every element must match a file"):
+        loop.resume_run(at_step_8)

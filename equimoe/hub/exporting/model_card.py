@@ -26,6 +26,7 @@ __all__ = ["CardFacts", "checked_licence", "model_card"]
 TAGS = ("equimoe", "mixture-of-experts", "grug_moe", "jax", "safetensors")
 PROMPT = "The function returns"  # where the recipe names none that can be shown in a line
 TRAIN = "train"  # in `data.tokenizer`
+MOST_CELLS = 12  # that a table row can name
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 
 
@@ -92,6 +93,20 @@ def _licence(card: CardFacts) -> str:
 # Facts.
 
 
+def _mixture(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Weights of the cells by phase, as the run keeps them; none for files without cells, whose weights are a rule."""
+    weights = [word.rpartition(":") for word in recipe.mixture.weights.split() if ":" in word]
+    if not weights:
+        return
+    if len(weights) > MOST_CELLS:
+        yield "mixture", f"of {len(weights):,} cells, weights in recipe.json"
+    else:
+        shown = (f"{cell} {' → '.join(f'{float(w):.1%}' for w in text.split('/'))}" for cell, _, text in weights)
+        yield "mixture of cells", ", ".join(shown)
+    if len(recipe.mixture.shares) > 1:
+        yield "phases", " and ".join(f"{share:.1%}" for share in recipe.mixture.shares) + " of the steps"
+
+
 def _facts(card: CardFacts, lines: list[dict]) -> Iterator[tuple[str, str]]:
     recipe, model, found = card.recipe, card.recipe.model, counts(card.recipe.model)
     step = card.steps[0]
@@ -113,11 +128,10 @@ def _facts(card: CardFacts, lines: list[dict]) -> Iterator[tuple[str, str]]:
     yield "weights", _weights(card)
     if recipe.data.path is not None and step > 0:  # a run that was imported and made no step has read nothing
         yield "data", _code(_shown(_public_paths(recipe.data.path)))
-    tokenizer = recipe.data.tokenizer
-    yield (
-        "tokenizer",
-        "byte-level BPE, trained on this data" if tokenizer == TRAIN else _code(_public_tokenizer(tokenizer)),
-    )
+        yield from _mixture(recipe)
+    tokenizer, of_store = recipe.data.tokenizer, ":" in recipe.mixture.weights and recipe.data.cell is None
+    of_data = "that of the store" if of_store else "byte-level BPE, trained on this data"
+    yield "tokenizer", of_data if tokenizer == TRAIN else _code(_public_tokenizer(tokenizer))
     for name, value in card.provenance.get("data", {}).items():
         yield name.replace("_", " "), _code(_shown(_public_values(value)))
     for origin in (card.provenance.get(kind) for kind in ("parent", IMPORTED)):

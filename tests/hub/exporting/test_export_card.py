@@ -240,3 +240,14 @@ def test_the_commands_of_the_card_exist(tmp_path):
     (shell,) = blocks(card_of(tmp_path, has_template=True), "sh")
     used = set(re.findall(r"^equimoe (\w+)", shell, re.MULTILINE))
     assert used == {"sample", "eval", "download", "chat"} and used <= known
+
+
+def test_a_run_over_a_store_names_its_cells(tmp_path):
+    mixture = equimoe.Mixture("docs:0.9/0.25 talks:0.1/0.75", (0.8, 0.2))
+    table = cells(card_of(tmp_path, recipe(data=equimoe.Data(path="/secret/place/store"), mixture=mixture)))
+    assert table["data"] == ["`store`"] and table["tokenizer"] == ["that of the store"]
+    assert table["mixture of cells"] == ["docs 90.0% → 25.0%, talks 10.0% → 75.0%"]
+    assert table["phases"] == ["80.0% and 20.0% of the steps"]
+    many = equimoe.Mixture(" ".join(f"c{n:02d}q0:{1 / 16}" for n in range(16)))
+    table = cells(card_of(tmp_path, recipe(mixture=many)))
+    assert table["mixture"] == ["of 16 cells, weights in recipe.json"] and "phases" not in table
