@@ -1,4 +1,4 @@
-"""The help panel Data: `data show`, `data stats`, `data page`, `data prepare`, `data cells`."""
+"""The help panel Data: `data show`, `data stats`, `data page`, `data verify`, `data prepare`, `data cells`."""
 
 from __future__ import annotations
 
@@ -224,6 +224,22 @@ def page(
     facts = {**made.facts(), "path": str(path), "bytes": write_page(made, path)}
     words = f"wrote {out}: {facts['bytes']:,} bytes, {made.listed_cells:,} cells, {made.examples:,} examples"
     typer.echo(json.dumps(facts, indent=1) if as_json else words)
+
+
+@data.command()
+def verify(store: Annotated[str, typer.Argument(metavar="STORE", help="A store, here or elsewhere.")]) -> None:
+    """Read every file of a store and compare it with the sha256 that it was written with.
+
+    [bold]Examples[/bold]
+
+      equimoe data verify store
+      equimoe data verify s3://bucket/store
+    """
+    from equimoe.data.remote import open_store
+
+    opened = open_store(store, log=_tell)
+    opened.verify(_tell)
+    typer.echo(f"{store}: every file is as it was written")
 
 
 @data.command()

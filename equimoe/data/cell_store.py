@@ -272,7 +272,9 @@ class CellStore:
     def _check_header(self, folder: str) -> None:
         """Refuse a shard whose header is not the one that the store was finished with."""
         expected = {entry.folder: entry.sha256 for cell in self._cells.values() for entry in cell.shards}
-        if folder in expected and _sha256(self.place.read(f"{folder}/{SHARD_HEADER}")) != expected[folder]:
+        held = {name: cell["heldout"] for name, cell in self.header["cells"].items() if cell["heldout"] is not None}
+        expected |= {f"{HELDOUT}/{name}": entry["sha256"] for name, entry in held.items()}
+        if _sha256(self.place.read(f"{folder}/{SHARD_HEADER}")) != expected[folder]:
             raise EquimoeError(
                 f"store {self.location}", f"{folder} must be the shard that it was finished with", _AGAIN
             )

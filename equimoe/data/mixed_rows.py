@@ -53,8 +53,19 @@ class MixedRows:
         for index in np.unique(cell).tolist():
             here = np.flatnonzero(cell == index)
             rows = self.packed[self.schedule.cells[index]].rows(row[here])
+            self._refuse_no_token(rows.token_ids, self.schedule.cells[index])
             token_ids[here], segment_ids[here], loss_weight[here] = rows.token_ids, rows.segment_ids, rows.loss_weight
         return Batch(token_ids, segment_ids, loss_weight)
+
+    def _refuse_no_token(self, token_ids: Int32[np.ndarray, "n S"], cell: str) -> None:
+        """A shard that the disk changed; the lookup of an id that has no embedding would go on in silence."""
+        if token_ids.size and not 0 <= token_ids.min() <= token_ids.max() < self.store.vocabulary:
+            raise EquimoeError(
+                f"store {self.store.location}",
+                f"token ids must be in [0, {self.store.vocabulary}), those of cell {cell} are not: a file was changed",
+                "`equimoe data verify` says which; prepare the data again",
+                value=(int(token_ids.min()), int(token_ids.max())),
+            )
 
     def _locate(self, first: int, count: int) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
         """What the schedule says. A run asks in order: so it is asked for many rows at once, and the last ones kept.

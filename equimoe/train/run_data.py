@@ -13,6 +13,7 @@ from equimoe.data.cell_store import CellStore
 from equimoe.data.evals import prepare_evals
 from equimoe.data.mixed_rows import MixedRows, open_mixed_rows
 from equimoe.data.prepare import prepare
+from equimoe.data.remote import is_elsewhere
 from equimoe.data.rows import Rows, refuse_too_short
 from equimoe.data.run_store import run_store, written_out
 from equimoe.data.source import WITH_A_PACKAGE, elements_of, find_files
@@ -24,6 +25,9 @@ from equimoe.train.report import norms_due
 from equimoe.train.scoring import HELDOUT
 
 __all__ = ["RunData", "check_same_data", "prepare_run_data"]
+
+
+VERIFIED_TOKENS = 1_000_000_000  # of a store here: some 2 s at every start. A larger one: `equimoe data verify`
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,8 @@ def _elements(recipe: Recipe) -> list[str]:
 
 def _of_store(recipe: Recipe, store: CellStore, log: Callable[[str], None]) -> RunData:
     tokenizer = store.tokenizer()
+    if sum(store.tokens.values()) <= VERIFIED_TOKENS and not is_elsewhere(store.location):
+        store.verify()
     log(f"data: store {store.location}: {len(store.cells)} cells, {sum(store.tokens.values()):,} tokens")
     heldout = store.heldout_all()
     refuse_too_short(heldout, remedy="Prepare the store with a larger --heldout-fraction")

@@ -28,6 +28,7 @@ EXAMPLES = {
     ("data", "show"): "equimoe data show tiny 3 --data 'docs/*.md,notes.jsonl'",
     ("data", "stats"): "equimoe data stats mine.py --data store schedule.steps=2000 --json",
     ("data", "page"): "equimoe data page store store.html --heldout",
+    ("data", "verify"): "equimoe data verify s3://bucket/store",
     ("data", "cells"): "equimoe data cells docs.jsonl --out cells --embeddings docs.npy --json",
     ("data", "prepare"): "equimoe data prepare web books --cell source --dedup exact,minhash --language en --out store",
     ("export",): "equimoe export tiny tiny-export",

@@ -183,3 +183,17 @@ def test_a_cell_with_a_weight_must_have_tokens(tmp_path):
 def test_a_row_before_the_first_is_refused(store):
     with pytest.raises(EquimoeError, match="must not be negative"):
         open_mixed_rows(recipe_of(), store).batch(-1, 2)
+
+
+def test_an_id_that_is_no_token_is_refused_where_it_is_read(tmp_path):
+    """A bit of a file flips: 300 entries, so uint16, and 5 becomes 5 + 2^12."""
+    made = make_cell_store(tmp_path / "cells", {"docs": [[[5] * 16]]})
+    rows = open_mixed_rows(recipe_of("tokens", mixture={"most_epochs": 50.0}), made)
+    path = tmp_path / "cells/train/docs/00000/tokens.bin"
+    raw = bytearray(path.read_bytes())
+    raw[3] ^= 16
+    path.write_bytes(raw)
+    with pytest.raises(
+        EquimoeError, match=r"\(\(5, 4101\)\): token ids must be in \[0, 300\), those of cell docs are not"
+    ):
+        rows.batch(0, 8)

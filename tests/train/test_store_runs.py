@@ -198,3 +198,14 @@ def test_a_store_that_moved_is_named_anew(store, finished, at_step_8, tmp_path):
     shutil.rmtree(at_step_8 / "checkpoints" / "12")
     with pytest.raises(EquimoeError, match=r"data.path \('.*moved'\): every element must match a file"):
         loop.resume_run(at_step_8)
+
+
+def test_a_flipped_bit_is_found_before_the_first_step(recipe, store, tmp_path):
+    damaged = shutil.copytree(store, tmp_path / "damaged")
+    path = damaged / shard_folder("b", 0) / "tokens.bin"
+    raw = bytearray(path.read_bytes())
+    raw[40] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(EquimoeError, match="files must be as they were written, train/b/00000/tokens.bin are not"):
+        loop.train_recipe(dataclasses.replace(recipe, data=Data(path=str(damaged))), tmp_path / "run")
+    assert not (tmp_path / "run" / "recipe.json").exists()
