@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -35,6 +36,7 @@ __all__ = [
     "is_of_the_disk",
     "locked_folder",
     "no_name_twice",
+    "parsed_header",
     "publish_folder",
     "remove_stale",
     "sync_folder",
@@ -197,6 +199,25 @@ def no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         repeated = sorted(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
         raise ValueError(f"a name is given twice: {', '.join(repeated)}")
     return found
+
+
+def parsed_header(
+    raw: bytes, name: str, subject: str, *, known: tuple[str, int], unreadable: str, foreign: str, again: str
+) -> dict:
+    """The JSON header `name` of a format of ours, refused if it is not of the `known` (format, version).
+
+    The remedies: `unreadable`, where it is no JSON; `foreign`, of another format; `again`, what makes a newer one.
+    """
+    try:
+        header = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise EquimoeError(subject, f"{name} must be readable JSON, but: {error}", unreadable) from error
+    if not isinstance(header, dict) or header.get("format") != known[0]:
+        raise EquimoeError(subject, f"{name} must say format {known[0]!r}", foreign)
+    if header.get("version") != known[1]:
+        rule = f"version must be {known[1]} for this release"
+        raise EquimoeError(subject, rule, f"Upgrade equimoe, or {again}", value=header.get("version"))
+    return header
 
 
 def file_sha256(path: Path) -> str:

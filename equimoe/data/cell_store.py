@@ -32,7 +32,7 @@ from equimoe.data.store import DOCUMENTS, TEXT_BYTES, TOKENS, TokenStore
 from equimoe.data.store import HEADER as SHARD_HEADER
 from equimoe.data.tokenizer import TextTokenizer, parse_tokenizer
 from equimoe.errors import EquimoeError
-from equimoe.files import file_sha256, sync_folder, write_file
+from equimoe.files import file_sha256, parsed_header, sync_folder, write_file
 
 __all__ = [
     "CELL_NAME",
@@ -394,27 +394,24 @@ def _stays_inside(folder: str) -> bool:
 def _read_header(place: Place) -> dict:
     subject = f"store {place.location}"
     try:
-        header = json.loads(place.read(HEADER))
+        raw = place.read(HEADER)
     except FileNotFoundError as error:
         raise EquimoeError(
             subject,
             f"must hold {HEADER}, which is written last: this one was never finished",
             "Run the same `equimoe data prepare` again, it goes on",
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise EquimoeError(subject, f"{HEADER} must be readable JSON, but: {error}", _AGAIN) from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise EquimoeError(
-            subject, f"{HEADER} must say format {FORMAT!r}", "Name a folder that `equimoe data prepare` made"
-        )
-    if header.get("version") != FORMAT_VERSION:
-        raise EquimoeError(
-            subject,
-            f"version must be {FORMAT_VERSION} for this release",
-            "Upgrade equimoe, or prepare the data again",
-            value=header.get("version"),
-        )
-    return header
+    except OSError as error:
+        raise EquimoeError(subject, f"{HEADER} must be readable, but: {error}", _AGAIN) from error
+    return parsed_header(
+        raw,
+        HEADER,
+        subject,
+        known=(FORMAT, FORMAT_VERSION),
+        unreadable=_AGAIN,
+        foreign="Name a folder that `equimoe data prepare` made",
+        again="prepare the data again",
+    )
 
 
 def _sha256(raw: bytes) -> str:

@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Int64, Integer, Shaped
 
 from equimoe.errors import EquimoeError
-from equimoe.files import file_sha256, sync_folder, write_file
+from equimoe.files import file_sha256, parsed_header, sync_folder, write_file
 
 __all__ = ["FORMAT", "FORMAT_VERSION", "Stored", "StoreWriter", "TokenStore", "layout", "parse_header"]
 
@@ -185,21 +185,15 @@ def _read_header(folder: Path) -> dict:
 
 def parse_header(raw: bytes, subject: str) -> dict:
     """The header of a store, refused if it is not one of this version; `subject` names the store."""
-    try:
-        header = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        remedy = "Delete the folder and prepare the data again"
-        raise EquimoeError(subject, f"{HEADER} must be readable JSON, but: {error}", remedy) from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise EquimoeError(subject, f"{HEADER} must say format {FORMAT!r}", "Name a folder that `equimoe` prepared")
-    if header.get("version") != FORMAT_VERSION:
-        raise EquimoeError(
-            subject,
-            f"version must be {FORMAT_VERSION} for this release",
-            "Upgrade equimoe, or prepare the data again",
-            value=header.get("version"),
-        )
-    return header
+    return parsed_header(
+        raw,
+        HEADER,
+        subject,
+        known=(FORMAT, FORMAT_VERSION),
+        unreadable="Delete the folder and prepare the data again",
+        foreign="Name a folder that `equimoe` prepared",
+        again="prepare the data again",
+    )
 
 
 def layout(header: dict) -> dict[str, tuple[np.dtype, int]]:

@@ -24,7 +24,7 @@ from jaxtyping import Float, Float32, Float64, Int64
 from equimoe.data.cells.features import READ_CHARACTERS, TextFeatures, Vocabulary, read, unit
 from equimoe.data.cells.quality import BUCKETS, SIGNALS, LinearQuality, score
 from equimoe.errors import EquimoeError
-from equimoe.files import write_file
+from equimoe.files import parsed_header, write_file
 
 __all__ = ["FORMAT", "FORMAT_VERSION", "MODEL", "CellModel", "Placed", "cell_name", "columns_of", "nearest"]
 
@@ -193,20 +193,15 @@ def _array(arrays: dict[str, np.ndarray], name: str, dtype: type, shape: tuple[i
 def _read_header(folder: Path) -> dict:
     subject, remedy = f"cell model {folder}", "Name a folder that `equimoe data cells` wrote"
     try:
-        header = json.loads((folder / MODEL).read_bytes())
+        raw = (folder / MODEL).read_bytes()
     except FileNotFoundError as error:
         raise EquimoeError(subject, f"must hold {MODEL}, which is written last", remedy) from error
-    except (OSError, ValueError) as error:
-        raise EquimoeError(subject, f"{MODEL} must be readable JSON, but: {error}", remedy) from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise EquimoeError(subject, f"{MODEL} must say format {FORMAT!r}", remedy)
-    if header.get("version") != FORMAT_VERSION:
-        raise EquimoeError(
-            subject,
-            f"version must be {FORMAT_VERSION} for this release",
-            "Upgrade equimoe, or fit the cells again",
-            value=header.get("version"),
-        )
+    except OSError as error:
+        raise EquimoeError(subject, f"{MODEL} must be readable, but: {error}", remedy) from error
+    known = (FORMAT, FORMAT_VERSION)
+    header = parsed_header(
+        raw, MODEL, subject, known=known, unreadable=remedy, foreign=remedy, again="fit the cells again"
+    )
     files = header.get("sha256")
     if not isinstance(files, dict) or not set(files) <= {ARRAYS, TERMS}:
         raise _damaged(folder, f"{MODEL} must name the sha256 of its own files")
