@@ -26,7 +26,7 @@ from equimoe.data.hub_files import HubPath, hub_errors, list_files, open_remote
 from equimoe.errors import EquimoeError
 from equimoe.files import cache_folder, remove_stale, write_file, writing_to_cache
 
-__all__ = ["choose_files", "hub_documents"]
+__all__ = ["choose_files", "files_to_read", "hub_documents"]
 
 CACHE_VERSION = 1  # raise it when the rules of this file change
 PROGRESS_SECONDS = 30.0
@@ -79,14 +79,8 @@ def choose_files(path: HubPath, sizes: dict[str, int]) -> tuple[dict[str, int], 
     return kept, {why: names for why, names in left_out.items() if names}
 
 
-def _glob(pattern: str) -> re.Pattern[str]:
-    """`*` and `?` inside a name, `**` across folders, as in a shell."""
-    parts = {"**/": r"(?:.*/)?", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}
-    return re.compile("".join(parts.get(part, re.escape(part)) for part in re.split(r"(\*\*/|\*\*|\*|\?)", pattern)))
-
-
-def _fetch(path: HubPath, file: Path, settings: dict, log: Log) -> dict:
-    """Stream the documents into `file`, then write its record, which marks it whole."""
+def files_to_read(path: HubPath) -> tuple[dict[str, int], dict[str, list[str]]]:
+    """`choose_files` of those that the Hub lists at a commit. EquimoeError if none is a data file."""
     literal = re.split(r"[*?]", path.inside)[0]
     folder = literal if literal == path.inside else literal.rpartition("/")[0]
     sizes = list_files(path, folder) or list_files(path, folder.rpartition("/")[0])
@@ -99,6 +93,18 @@ def _fetch(path: HubPath, file: Path, settings: dict, log: Log) -> dict:
             f"Name one, such as {path}/FILE. There are: {', '.join(list(sizes)[:5]) or 'no files'}",
             value=str(path),
         )
+    return chosen, left_out
+
+
+def _glob(pattern: str) -> re.Pattern[str]:
+    """`*` and `?` inside a name, `**` across folders, as in a shell."""
+    parts = {"**/": r"(?:.*/)?", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}
+    return re.compile("".join(parts.get(part, re.escape(part)) for part in re.split(r"(\*\*/|\*\*|\*|\?)", pattern)))
+
+
+def _fetch(path: HubPath, file: Path, settings: dict, log: Log) -> dict:
+    """Stream the documents into `file`, then write its record, which marks it whole."""
+    chosen, left_out = files_to_read(path)
     log(f"data: {path}: reading {len(chosen)} files, {sum(chosen.values()):,} bytes: {_few(list(chosen))}")
     for why, names in left_out.items():
         log(f"data: {path}: left out {len(names)} files {why}: {_few(names)}")

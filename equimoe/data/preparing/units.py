@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import io
 import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from equimoe.data.embedded import embedded_corpus
 from equimoe.data.formats import BadFile, Entry, entries_in, open_file, parquet_groups, parts_by
-from equimoe.data.hub_dataset import choose_files
-from equimoe.data.hub_files import HUB, HubPath, hub_errors, list_files, open_remote
+from equimoe.data.hub_dataset import files_to_read
+from equimoe.data.hub_files import HUB, HubPath, hub_errors, open_remote
 from equimoe.data.source import EMBEDDED, WITH_A_PACKAGE, elements_of, find_files, no_match, pieces, unreadable
 from equimoe.data.speeches import speeches, speeches_record
 from equimoe.errors import EquimoeError
@@ -132,17 +131,7 @@ def _known(element: str, kept: Plan) -> tuple[str, list[Part]] | None:
 
 def _hub_parts(element: str, number: int, log: Log) -> tuple[str, list[Part], dict[str, int]]:
     path = HubPath.parse(element).pinned()
-    literal = re.split(r"[*?]", path.inside)[0]
-    folder = literal if literal == path.inside else literal.rpartition("/")[0]
-    sizes = list_files(path, folder) or list_files(path, folder.rpartition("/")[0])
-    chosen, others = choose_files(path, sizes)
-    if not chosen:
-        raise EquimoeError(
-            "data.path",
-            f"must match a data file, of {len(sizes)} files none does",
-            f"Name one, such as {path}/FILE. There are: {', '.join(list(sizes)[:5]) or 'no files'}",
-            value=str(path),
-        )
+    chosen, others = files_to_read(path)
     left_out = {why: len(names) for why, names in others.items()}
     for why, count in left_out.items():
         log(f"{path}: left out {count:,} files {why}")
