@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,3 +142,13 @@ def test_slugs():
         "common-crawl", "a-b-c", "c07q3", "none", "none", "t",
     ]  # fmt: skip
     assert len(slug("x" * 100)) == 64
+
+
+def test_a_store_of_version_1_opens():
+    """As equimoe 0.1.0 wrote it (`older/store_v1`): stores outlive releases."""
+    store = CellStore.open(Path(__file__).parent / "older" / "store_v1")
+    store.verify()
+    assert store.cells == ("docs", "speeches") and store.tokens == {"docs": 10, "speeches": 3}
+    found = store.cell("docs").read(1, 7)
+    assert found[0].tolist() == [4, 5, 6, 7, 8, 9] and found[1].tolist() == [0, 1, 1, 1, 2, 3]
+    assert store.heldout_all().tokens.tolist() == [30, 31] and store.tokenizer().size <= 280
