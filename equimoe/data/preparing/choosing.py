@@ -184,6 +184,7 @@ def _tallies(
                 _place(work, plan, e.unit, e.document), "", f"as {_place(work, plan, e.kept_unit, e.kept_document)}"
             )
             for e in found.examples
+            if not any(earlier.verdict(e.unit)[e.document] for earlier in fates.duplicates[:number])
         ]
         tallies.append(Tally(name, documents, size, looked_at, examples))
         looked_at -= documents

@@ -32,14 +32,14 @@ def summary(store: CellStore) -> Iterator[str]:
     elements = record["sources"]
     files = sum(each["files"] for each in elements)
     yield (
-        f"read {read['documents']:,} documents, {amount(read['text_bytes'])} of text, from {files:,} files"
-        + (f"; {read['empty']:,} empty documents" if read["empty"] else "")
-        + (f"; {read['repeated_files']:,} files named twice, read once" if read["repeated_files"] else "")
+        f"read {read['documents']:,} documents, {amount(read['text_bytes'])} of text, from {_many(files, 'file')}"
+        + (f"; {_many(read['empty'], 'empty document')}" if read["empty"] else "")
+        + (f"; {_many(read['repeated_files'], 'file')} named twice, read once" if read["repeated_files"] else "")
         + ("; max_bytes ended the reading" if read["stopped_by_max_bytes"] else "")
     )
     for element, left_out in read["left_out"].items():
         for why, count in left_out.items():
-            yield f"{element}: left out {count:,} files {why}"
+            yield f"{element}: left out {_many(count, 'file')} {why}"
     yield from _bad(read)
     for tally in record["filtered"]:
         yield Tally.from_dict(tally).line()
@@ -51,15 +51,19 @@ def summary(store: CellStore) -> Iterator[str]:
     if gone.lost_bytes:
         yield f"warning: the tokenizer does not give all text back: {gone}; bits per byte comes out that much too low"
     total = store.tokens
-    yield f"store {store.location}: {sum(total.values()):,} tokens in {len(total):,} cells"
+    yield f"store {store.location}: {sum(total.values()):,} tokens in {_many(len(total), 'cell')}"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def _bad(read: dict[str, Any]) -> Iterator[str]:
     if read["bad_lines"]:
-        yield f"warning: {read['bad_lines']:,} bad lines were skipped:"
+        yield f"warning: {_many(read['bad_lines'], 'bad line')} skipped:"
         yield from (f"  {line}" for line in read["bad"][:BAD_SHOWN])
     if read["bad_files"]:
-        yield f"warning: {len(read['bad_files']):,} bad files were read up to the damage, or not at all:"
+        yield f"warning: {_many(len(read['bad_files']), 'bad file')} read up to the damage, or not at all:"
         yield from (f"  {line}" for line in read["bad_files"][:BAD_SHOWN])
 
 
@@ -89,6 +93,6 @@ def _heldout(record: dict[str, Any], cells: dict[str, Any]) -> Iterator[str]:
     without = [name for name, entry in cells.items() if not entry["heldout"]]
     if without and record["settings"]["heldout_fraction"] > 0:
         yield (
-            f"warning: {len(without):,} cells have nothing held out ({', '.join(without[:3])});"
+            f"warning: nothing is held out of {_many(len(without), 'cell')} ({', '.join(without[:3])});"
             " --heldout-fraction takes more"
         )

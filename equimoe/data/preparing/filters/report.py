@@ -28,7 +28,7 @@ class Example:
 
     def __str__(self) -> str:
         shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in self.beginning)
-        return f"{self.place} {shown!r} ({self.reason})"
+        return f"{self.place} {shown!r} ({self.reason})" if shown else f"{self.place} ({self.reason})"
 
 
 @dataclass
