@@ -39,7 +39,7 @@ class CellRule:
         self._of_part: dict[int, str] = {}
         self._model: Any = None
         if rule.startswith("cells:"):
-            from equimoe.data.cells import CellModel
+            from equimoe.data.cells.model import CellModel
 
             self._model = CellModel.load(os.path.expanduser(rule.removeprefix("cells:")))
 
