@@ -176,6 +176,13 @@ class Elsewhere:
         for left in reversed(range(TRIES)):
             try:
                 found = read()
+                if size is not None and len(found) > size:  # type: ignore[arg-type]
+                    raise EquimoeError(
+                        subject,
+                        f"{name} must be readable in ranges of bytes, but the server gave {len(found):,} bytes"  # type: ignore[arg-type]
+                        f" where {size:,} were asked for",
+                        "Serve it by a server that answers HTTP ranges, or download the store first",
+                    )
                 if size is not None and len(found) != size:  # type: ignore[arg-type]
                     raise _Short(f"it gave {len(found):,} bytes where {size:,} were asked for")  # type: ignore[arg-type]
                 return found
@@ -198,7 +205,7 @@ class Elsewhere:
 
 
 class _Short(Exception):
-    """Fewer or more bytes than were asked for: a connection that broke off, or a file that was cut."""
+    """Fewer bytes than were asked for: a connection that broke off, or a file that was cut."""
 
 
 # ---- arrays in files that are not here

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import http.server
 import os
 import pickle
 import sys
@@ -287,3 +289,23 @@ def test_a_piece_that_was_cut_or_half_written(tmp_path):
     assert cache.part(digest(0), 100, 0, 1, lambda: b"z" * 100) == b"z" and cache.damaged == 1
     array = cache.mapped(digest(2), 16, np.dtype("<i8"), lambda: np.arange(2).tobytes())
     assert array.tolist() == [0, 1] and cache.mapped(digest(3), 0, np.dtype("<i8"), bytes).size == 0
+
+
+def test_a_server_without_ranges_of_bytes_is_named(tmp_path, cache):
+    """Python's own: it answers a request for a range with the whole file."""
+    documents = [[number % 250 + 3 for number in range(1000)]] * 3000  # 6 MB of tokens: more than a block
+    make_cell_store(tmp_path / "store", {"docs": [documents]})
+
+    class Silent(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    handler = functools.partial(Silent, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        store = open_store(f"http://localhost:{server.server_port}/store", log=lambda line: None)
+        with pytest.raises(
+            EquimoeError, match="in ranges of bytes, but the server gave 6,000,000 bytes where 4,194,304"
+        ):
+            store.cell("docs").read(0, 8)
+        server.shutdown()
