@@ -9,7 +9,7 @@
 
 A unit is a file, a part of a large one, or many small ones. What is finished lies in `STORE/.work` and is never done
 again: killed at any moment, the same command goes on, and the bytes of the store depend on sources and settings alone,
-not on workers, kills or executor. Sources are read twice; beside them a store needs its own size twice while it is made.
+not on workers, kills or executor. Sources are read twice; a store needs its own size twice while it is made.
 Memory does not grow with the data: some 110 MB a process, and several times the longest document.
 `filters` decides which documents stay. Nothing in this folder imports JAX.
 """
