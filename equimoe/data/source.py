@@ -197,7 +197,8 @@ def _sources(data: Data, counts: SourceCounts) -> list[str]:
 
 def no_match(element: str) -> tuple[str, str]:
     if "://" in element:
-        return "must be `embedded`, files, hf://org/name, or the address of a store: no other is read", "Download it first"
+        rule = "must be `embedded`, files, hf://org/name, or the address of a store: no other is read"
+        return rule, "Download it first"
     if element.startswith(f"{EMBEDDED}:"):
         return "must be one of the corpora that packages bring", f"They are {' and '.join(WITH_A_PACKAGE)}"
     return (
