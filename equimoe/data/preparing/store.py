@@ -126,7 +126,13 @@ def _run(job: Job, log: Log, started: float) -> None:
 def peak_bytes() -> int:
     """The most memory that this process, or one that it started and that ended, had at once."""
     unit = 1 if os.uname().sysname == "Darwin" else 1024
-    return unit * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    children = unit * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    try:  # `getrusage` counts what the process that started this one had at that time
+        with open("/proc/self/status", encoding="ascii") as file:
+            own = 1024 * next(int(line.split()[1]) for line in file if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        own = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return max(own, children)
 
 
 def _busy(out: Path) -> EquimoeError:

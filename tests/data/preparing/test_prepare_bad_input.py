@@ -211,12 +211,12 @@ def test_a_full_disk_says_so_and_nothing_half_written_is_used(raw, monkeypatch, 
 
 
 LARGE = """
-import resource, sys
-from equimoe.data.preparing.store import prepare_store
+import sys
+from equimoe.data.preparing.store import peak_bytes, prepare_store
 from equimoe.data.preparing.settings import Running
 from equimoe.recipe import Data
 prepare_store(Data(path=sys.argv[1], heldout_fraction=0.0), sys.argv[2], vocabulary=300, running=Running(workers=1))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(peak_bytes() // 1_000_000)
 """
 
 
