@@ -127,25 +127,29 @@ def _few(read: Mapping[str, float], reading: Reading) -> str:
 
 
 def _histogram(read: Mapping[str, float], reading: Reading) -> str:
-    """Cells by epochs in columns of one width. What is beyond twice the limit is in the last column."""
+    """Cells by epochs in columns of one width. What is beyond twice the limit is in the last column, which says so."""
     cap, most = float(reading.most_epochs), max(read.values())
     inside = most > cap / 8  # else the limit would be far to the right of all columns
     width = _width(cap, min(max(most, cap), 2 * cap)) if inside else _nice(most / EPOCH_COLUMNS)
     last = math.floor(min(most, 2 * cap - width / 2) / width)
+    beyond = most >= (last + 1) * width
     counts, over = [0] * (last + 1), [False] * (last + 1)
     for name, epochs in read.items():
         place = min(int(epochs / width), last)
+        if inside and epochs == cap:  # allowed: it stands left of the line
+            place = round(cap / width) - 1
         counts[place] += 1
         over[place] |= name in reading.over
     columns = []
     for place, count in enumerate(counts):
-        least, more = f"{place * width:g}", place == last and most >= (last + 1) * width
+        least, more = f"{place * width:g}", beyond and place == last
         reach = "or more" if more else f"to {(place + 1) * width:g}"
         title = f"{count:,} cells are read {least} {reach} times"
-        columns.append(Column(least + "+" * more, count, title, marked=over[place]))
+        columns.append(Column(least, count, title, marked=over[place]))
+    below = f"epochs in columns of {width:g}; number of cells" + ("" if inside else f"; the limit is {cap:g}")
     return column_chart(
         columns,
-        below=f"epochs in columns of {width:g}; number of cells" + ("" if inside else f"; the limit is {cap:g}"),
+        below=below + (f"; the last column: {last * width:g} or more" if beyond else ""),
         cap=cap / width if inside else None,
         cap_text=f"limit {cap:g}",
     )

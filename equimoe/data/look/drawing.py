@@ -31,6 +31,7 @@ LEVELS = 8  # of a share: each is half of the one above it, the highest is the l
 CHANGES = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # borders between the seven levels of a change
 COLOURS = 8  # of a stack; what is beyond them is one part, `other`
 _WIDTH, _HEIGHT = 520, 190
+_DIGIT = 7  # width of a digit, in the units of the drawing
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,9 @@ def column_chart(columns: Sequence[Column], *, below: str, cap: float | None = N
             f'<g><title>{safe(column.title)}</title><rect class="{style}" x="{x + 1:.1f}" y="{y:.1f}"'
             f' width="{max(step - 2, 1):.1f}" height="{tall:.1f}"/>'
         )
-        if column.value and step > 22:
-            drawn.append(
-                f'<text x="{x + step / 2:.1f}" y="{y - 4:.1f}" text-anchor="middle">{short(column.value)}</text>'
-            )
+        words = short(column.value)
+        if column.value and len(words) * _DIGIT < step:
+            drawn.append(f'<text x="{x + step / 2:.1f}" y="{y - 4:.1f}" text-anchor="middle">{words}</text>')
         drawn.append("</g>")
         if place % every == 0:
             drawn.append(f'<text x="{x + 1:.1f}" y="{_HEIGHT - bottom + 13}">{safe(column.label)}</text>')

@@ -11,7 +11,10 @@ from data_helpers import make_cell_store, make_store
 
 from equimoe import Data, Mixture, Recipe, Schedule, derive
 from equimoe.data.cell_store import finish_store, shard_folder
+from equimoe.data.look import cell_sections
 from equimoe.data.look.page import page_of, refuse_existing, write_page
+from equimoe.data.look.reading import Reading
+from equimoe.data.look.stats import CellStats, SplitStats, Stats, StoreStats
 from equimoe.data.look.subject import Subject
 from equimoe.data.tokenizer import train_tokenizer
 from equimoe.errors import EquimoeError
@@ -107,6 +110,28 @@ def test_a_page_of_200_cells_is_small_and_has_the_map(tmp_path):
     page = checked(made.html)
     assert all(any(name in text for text in page.text) for name in ("c00q0", "c39q4"))
     assert "svg" in page.tags
+
+
+def test_a_cell_at_the_limit_is_left_of_it_and_the_last_column_says_what_is_beyond(monkeypatch):
+    drawn = {}
+
+    def chart(columns, **words):
+        drawn.update(words, columns=columns)
+        return ""
+
+    monkeypatch.setattr(cell_sections, "column_chart", chart)
+    epochs = {"at": 8.0, "over": 8.1, "far": 90.0, **{f"c{i}": i / 4 for i in range(1, 12)}}
+    reading = Reading(
+        *(100, 8, 64, 32, 8, "stream", 1.0, ()), dict.fromkeys(epochs, 1), epochs, ["over", "far"], 1, 1, 0.0
+    )
+    split = SplitStats(1, 1, 1, 1.0, 1.0)
+    store = StoreStats("store", 300, "0" * 64, "0" * 64, {}, CellStats(split, None))
+    list(cell_sections.epochs_section(Stats(store, reading)))
+    columns, cap = drawn["columns"], drawn["cap"]
+    assert sum(column.value for column in columns) == len(epochs)
+    assert [c.marked for c in columns[: int(cap)]] == [False] * int(cap) and columns[int(cap) - 1].value == 1
+    assert sum(column.value for column in columns[int(cap) :]) == 2 and columns[-1].value == 1
+    assert drawn["below"] == "epochs in columns of 0.5; number of cells; the last column: 15.5 or more"
 
 
 def test_it_is_written_whole_and_never_over_another(hostile, tmp_path):
