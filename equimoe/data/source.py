@@ -231,9 +231,7 @@ def _with_rooted_files(mixture: Mixture) -> Mixture:
     def rooted(weights: str) -> str:
         return _rooted(weights) if weights.strip().endswith(".csv") else weights
 
-    stages = {
-        name: dataclasses.replace(stage, weights=rooted(stage.weights)) for name, stage in mixture.stages.items()
-    }
+    stages = {name: dataclasses.replace(stage, weights=rooted(stage.weights)) for name, stage in mixture.stages.items()}
     return dataclasses.replace(mixture, weights=rooted(mixture.weights), stages=stages)
 
 

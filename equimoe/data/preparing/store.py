@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from equimoe.data.cell_store import CellStore, is_store
+from equimoe.data.cell_store import WORK, CellStore, is_store
 from equimoe.data.hub_files import HUB, is_hub_tokenizer, pinned_tokenizer
 from equimoe.data.preparing.filters import FilterOptions
 from equimoe.data.preparing.finishing import is_moving, remove_work
@@ -29,7 +29,7 @@ from equimoe.data.preparing.sources import differences, refuse_store_in_sources,
 from equimoe.data.preparing.stages import STAGES, Job
 from equimoe.data.preparing.summary import summary
 from equimoe.data.preparing.units import Plan, make_plan
-from equimoe.data.preparing.work import GOES_ON, WORK, Work, read_json, write_json, writing
+from equimoe.data.preparing.work import GOES_ON, Work, read_json, write_json, writing
 from equimoe.data.preparing.workers import run_stage
 from equimoe.data.source import pinned
 from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
