@@ -81,20 +81,37 @@ def written_out(recipe: Recipe, store: CellStore) -> Recipe:
     Raises EquimoeError for everything wrong with the weights, and for a cell that has the name of a set of `evals`.
     """
     mixture, phases = recipe.mixture, len(recipe.mixture.shares)
+    wrong: list[EquimoeError] = []
 
     def numbers(text: str, subject: str) -> str:
-        return parse_weights(text, cells=store.tokens, phases=phases, subject=subject).text()
+        try:
+            return parse_weights(text, cells=store.tokens, phases=phases, subject=subject).text()
+        except EquimoeError as error:
+            wrong.append(error)
+            return text
 
+    weights = numbers(mixture.weights, "mixture.weights")
     stages = {
         name: dataclasses.replace(stage, weights=numbers(stage.weights, f"mixture.stages.{name}.weights"))
         for name, stage in mixture.stages.items()
     }
-    weights = numbers(mixture.weights, "mixture.weights")
+    _raise_all(wrong)
     return dataclasses.replace(
         recipe,
         mixture=dataclasses.replace(mixture, weights=weights, stages=stages),
         evaluation=dataclasses.replace(recipe.evaluation, cells=_scored(recipe, store)),
     )
+
+
+def _raise_all(wrong: Sequence[EquimoeError]) -> None:
+    """Mistakes in the weights of several stages are said at once."""
+    if len(wrong) == 1:
+        raise wrong[0]
+    problems = Problems("mixture")
+    for error in wrong:
+        subject = error.subject.partition(",")[0]  # without its count of problems
+        problems.found += [f"{subject}: {line}" for line in error.problems] or [str(error)]
+    problems.raise_if_any()
 
 
 def weights_as_given(recipe: Recipe) -> dict[str, str]:

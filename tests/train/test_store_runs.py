@@ -12,6 +12,7 @@ import pytest
 from tiny_runs import WORDS, compile_once
 
 from equimoe.data.cell_store import HELDOUT, CellStore, finish_store, shard_folder
+from equimoe.data.run_store import written_out
 from equimoe.data.store import StoreWriter
 from equimoe.data.tokenizer import train_tokenizer
 from equimoe.errors import EquimoeError
@@ -147,6 +148,19 @@ def test_a_stage_that_cannot_be_is_refused_before_anything_is_written(at_step_8,
     with pytest.raises(EquimoeError, match=message):
         loop.resume_run(at_step_8, [f"mixture.stages.late.{text}" for text in stage])
     assert (at_step_8 / "recipe.json").read_bytes() == before
+
+
+def test_mistakes_of_several_stages_are_said_at_once(recipe, store):
+    stages = {"late": MixtureStage(10, "a:1 c:0"), "later": MixtureStage(12, "/nowhere.csv")}
+    mixture = dataclasses.replace(MIXTURE, weights="a:0.8 b:0.3", stages=stages)
+    with pytest.raises(EquimoeError, match=r"mixture, 4 problems: ") as caught:
+        written_out(dataclasses.replace(recipe, mixture=mixture), CellStore.open(store))
+    assert [line.split(" (")[0] for line in caught.value.problems] == [
+        "mixture.weights: phase1",
+        "mixture.weights: phase2",
+        "mixture.stages.late.weights: 1 cell",
+        "mixture.stages.later.weights",
+    ]
 
 
 def test_one_command_again_means_the_mixture_that_the_run_has(recipe, finished, at_step_8, tmp_path):
