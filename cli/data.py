@@ -32,7 +32,7 @@ def group() -> None:
 
 
 RecipeOrStore = Annotated[
-    str, typer.Argument(metavar="RECIPE_OR_STORE", help="As for `data show`, or a folder that `data prepare` wrote.")
+    str, typer.Argument(metavar="RECIPE_OR_STORE", help="As for `data show`; or a store: its folder or address.")
 ]
 Fast = Annotated[bool, typer.Option("--fast", help="Read the store's header only: no lengths of documents.")]
 
@@ -52,7 +52,7 @@ def show(
     row: Annotated[int, typer.Option(min=0, help="The first row to show; the run reads rows in this order.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Print what a run would read: sources or cells, tokenizer, mixture, evals, and rows with their documents marked.
+    """Print what a run would read: files or cells, tokenizer, mixture, evals, and rows with their documents marked.
 
     [bold]Examples[/bold]
 
@@ -62,9 +62,11 @@ def show(
       equimoe data show mine.py 2 --data store data.packing=best_fit
     """
     from equimoe.data.look.stored import look_at_data
+    from equimoe.data.look.subject import refuse_store
     from equimoe.data.show import split_count
     from equimoe.recipe.resolve import resolve
 
+    refuse_store(recipe, "data show")
     count, overrides = split_count(words or ())
     resolved = resolve(recipe, [*overrides, *data_overrides(paths)])
     look = look_at_data(resolved.recipe, first_row=row, rows=count, log=_tell)

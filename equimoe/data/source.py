@@ -37,11 +37,13 @@ __all__ = [
     "no_match",
     "pieces",
     "pinned",
+    "require_packages",
     "unreadable",
     "with_commits_of",
 ]
 
 EMBEDDED = "embedded"
+UNFINISHED = ".work"  # in the folder of a store, while `equimoe data prepare` makes it
 WITH_A_PACKAGE = (EMBEDDED, SPEECHES)  # corpora that installed packages bring
 
 Log = Callable[[str], None]
@@ -198,12 +200,16 @@ def _sources(data: Data, counts: SourceCounts) -> list[str]:
 
 def no_match(element: str) -> tuple[str, str]:
     if "://" in element:
-        rule = "must be `embedded`, files, hf://org/name, or the address of a store: no other is read"
-        return rule, "Download it first"
+        rule = "must be `embedded`, files, hf://org/name, or the address of a finished store, with store.json"
+        return rule, "Check the address; other files must be downloaded first"
     if element.startswith(f"{EMBEDDED}:"):
         return "must be one of the corpora that packages bring", f"They are {' and '.join(WITH_A_PACKAGE)}"
+    if os.path.isdir(os.path.join(os.path.expanduser(element), UNFINISHED)):
+        rule = "must be a finished store, with store.json, which is written last: this one was never finished"
+        return rule, "Run the same `equimoe data prepare` again, it goes on"
     return (
-        f"every element must match a file (folders are searched for {', '.join(FOLDER_SUFFIXES)})",
+        f"every element must match a file (folders are searched for {', '.join(FOLDER_SUFFIXES)}), or be a store's "
+        "folder, with store.json",
         f"Check the spelling; the working folder is {os.getcwd()}",
     )
 
@@ -263,8 +269,18 @@ def with_commits_of(recipe: Recipe, kept: Recipe) -> Recipe:
 
 
 def pinned(data: Data) -> Data:
-    """`data` with the commit in every Hub path, so that reading it again reads the same. Files stay as they are."""
+    """`data` with the commit in every Hub path, so that reading it again reads the same. Files stay as they are.
+
+    Refuses a corpus whose package is missing: what is read before it may take long.
+    """
+    require_packages(data.path)
     return data if data.path is None else dataclasses.replace(data, path=_each(data.path, _pinned_element))
+
+
+def require_packages(path: str | tuple[str, ...] | None) -> None:
+    """EquimoeError if `path` names a corpus of a package that is not installed."""
+    if path is not None and SPEECHES in elements_of(path):
+        speeches_record()
 
 
 def _absolute(path: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:

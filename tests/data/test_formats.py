@@ -211,7 +211,7 @@ def test_a_file_or_folder_without_permission_is_named(here, monkeypatch):
     ("path", "message"),
     [
         ("~nouser/x", r"data\.path \('~nouser/x'\): every element must match a file"),
-        ("s3://bucket/x", "or the address of a store: no other is read. Download it first"),
+        ("s3://bucket/x", "or the address of a finished store, with store.json. Check the address"),
         ("empty", "folders are searched for .txt, .txt.gz"),
     ],
 )
