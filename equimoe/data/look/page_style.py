@@ -39,7 +39,7 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
 p { margin: .4rem 0 .8rem; max-width: 75ch; }
 .soft { color: var(--soft); } .warn { color: var(--warn); font-weight: 600; } .mono { font-family: ui-monospace,
   "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: .85em; overflow-wrap: anywhere; }
-nav { margin: .8rem 0; } nav a { margin-right: 1rem; white-space: nowrap; } a { color: var(--bar); }
+nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: .8rem 0; } a { color: var(--bar); }
 .facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(165px, 1fr)); gap: .6rem; margin: 1.2rem 0;
   }
 .facts div { background: var(--panel); border-radius: 8px; padding: .6rem .8rem; }

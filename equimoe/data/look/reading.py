@@ -1,11 +1,16 @@
-"""How much of every cell a run reads, phase by phase: what its mixture comes to, in sequences, tokens and epochs.
+"""How much of every cell a run reads, segment by segment: what its mixture comes to, in sequences, tokens and epochs.
 
     reading = reading_of(recipe, store)
-    reading.phases[0].cells["docs"].effective
+    reading.segments[0].cells["docs"].effective
 
-Counted, not estimated: from the schedule that the run reads by. Planned and effective weight differ where a block has
-no whole number of sequences for a cell (hero_spec section 5). A cell that is over the limit of epochs is told, not
-refused: it is what one looks for. Cost: no token is read; best-fit packing builds its index first, as the run would.
+A segment is a phase, or what an appended stage makes of it; they are numbered from 0 in the order in which they run, as
+`mixture_segment` of metrics.jsonl has them.
+
+Sequences are counted, from the schedule that the run reads by. Tokens and padding of best-fit packing are estimated
+(`estimated`): rows of a cell hold different numbers of them, and the average stands for each. Planned and effective
+weight differ where a block has no whole number of sequences for a cell (hero_spec section 5). A cell that is over the
+limit of epochs is told, not refused: it is what one looks for. Cost: no token is read; best-fit packing builds its
+index first, as the run would.
 """
 
 from __future__ import annotations
@@ -17,21 +22,21 @@ from itertools import accumulate
 
 from equimoe.data.cell_store import CellStore
 from equimoe.data.mixture import MixtureSchedule, segments_of, share_of_rows
-from equimoe.data.mixture.table import SegmentOfTable
+from equimoe.data.mixture.table import MixtureTable
 from equimoe.data.packing import pack
 from equimoe.recipe import Mixture, Recipe
 
-__all__ = ["CellReading", "PhaseReading", "Reading", "reading_from", "reading_of"]
+__all__ = ["CellReading", "SegmentReading", "Reading", "reading_from", "reading_of"]
 
 Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class CellReading:
-    """What a phase reads of a cell."""
+    """What a segment reads of a cell."""
 
     planned: float  # weight as given
-    effective: float  # share of a block, and of the phase where that is whole blocks
+    effective: float  # share of a block, and of the segment where that is whole blocks
     block_sequences: int | float  # of it in every block; of a cell that has less than one, on average
     sequences: int
     tokens: int  # without padding
@@ -40,10 +45,11 @@ class CellReading:
 
 
 @dataclass(frozen=True)
-class PhaseReading:
+class SegmentReading:
     """A stretch of the run with one set of weights: a phase, or what a stage makes of it."""
 
-    name: str
+    number: int  # from 0, in the order in which they run
+    name: str  # segment 0 (phase 1)
     first_step: int
     steps: int
     sequences: int
@@ -64,14 +70,16 @@ class Reading:
     most_epochs: int | float
     packing: str
     share_of_rows: float  # below 1: simulated epoching, so much of every cell is read from
-    phases: tuple[PhaseReading, ...]
+    segments: tuple[SegmentReading, ...]
     rows: dict[str, int]  # that a cell is read from; 0: it has no weight
-    epochs: dict[str, float]  # of a cell, over all phases
+    epochs: dict[str, float]  # of a cell, over all segments
     over: list[str]  # cells that are read more often than the recipe allows: training is refused
     tokens: int
     first_read_tokens: int
     padding_share: float
     padding_counted: bool = True  # False: best-fit padding needs the index of documents, which was not read
+    estimated: bool = False  # tokens and padding: by the average row of each cell
+    warning: str | None = None  # a cell whose effective weight is far from the planned one
 
 
 def reading_of(recipe: Recipe, store: CellStore, *, fast: bool = False, log: Log = lambda line: None) -> Reading:
@@ -96,8 +104,8 @@ def reading_from(recipe: Recipe, schedule: MixtureSchedule, padding: Mapping[str
     row_tokens = recipe.model.max_position_embeddings
     table = schedule.table(steps * batch, batch_sequences=batch, most_epochs=most)
     real = {cell: row_tokens * (1 - (padding or {}).get(cell, 0.0)) for cell in schedule.cells}
-    phases = tuple(_phase(recipe, schedule, segment, real) for segment in table.segments)
-    tokens = sum(phase.tokens for phase in phases)
+    segments = tuple(_segment(recipe, schedule, number, table, real) for number in range(len(table.segments)))
+    tokens = sum(segment.tokens for segment in segments)
     return Reading(
         steps=steps,
         batch_sequences=batch,
@@ -106,21 +114,25 @@ def reading_from(recipe: Recipe, schedule: MixtureSchedule, padding: Mapping[str
         most_epochs=most,
         packing=recipe.data.packing,
         share_of_rows=float(schedule.share_of_rows),
-        phases=phases,
+        segments=segments,
         rows=dict(schedule.rows_used),
         epochs={cell.cell: cell.epochs for cell in table.cells},
         over=[cell.cell for cell in table.cells if cell.sequences > most * cell.rows_used],
         tokens=tokens,
-        first_read_tokens=sum(phase.first_read_tokens for phase in phases),
+        first_read_tokens=sum(segment.first_read_tokens for segment in segments),
         padding_share=1 - tokens / (steps * batch * row_tokens),
         padding_counted=padding is not None,
+        # Of a stream all rows of a cell have the same padding: none, or its only row.
+        estimated=recipe.data.packing != "stream",
+        warning=table.warning(),
     )
 
 
-def _phase(
-    recipe: Recipe, schedule: MixtureSchedule, segment: SegmentOfTable, real: Mapping[str, float]
-) -> PhaseReading:
+def _segment(
+    recipe: Recipe, schedule: MixtureSchedule, number: int, table: MixtureTable, real: Mapping[str, float]
+) -> SegmentReading:
     """One segment. `real`: tokens without padding in a row of each cell, on average."""
+    segment = table.segments[number]
     before, behind = (schedule.counts(border) for border in (segment.first_sequence, segment.end_sequence))
     weights = {entry.cell: entry for entry in segment.cells}
     cells = {}
@@ -138,8 +150,9 @@ def _phase(
         )
     batch, steps = recipe.schedule.batch_sequences, recipe.schedule.steps
     sequences, tokens = segment.end_sequence - segment.first_sequence, sum(cell.tokens for cell in cells.values())
-    return PhaseReading(
-        name=_name(recipe.mixture, segment.first_sequence // batch, steps, batch),
+    return SegmentReading(
+        number=number,
+        name=f"segment {number} ({_parts(recipe.mixture, segment.first_sequence // batch, steps, batch)})",
         first_step=segment.first_sequence // batch,
         steps=sequences // batch,
         sequences=sequences,
@@ -150,7 +163,7 @@ def _phase(
     )
 
 
-def _name(mixture: Mixture, step: int, steps: int, batch: int) -> str:
+def _parts(mixture: Mixture, step: int, steps: int, batch: int) -> str:
     """Of the segment that begins at `step`: which phase and stage it is of. Switches are rounded down to a multiple of
     steps (`equimoe.data.mixture.segments`), and every segment begins at one."""
     multiple = math.lcm(mixture.block_sequences, batch) // batch

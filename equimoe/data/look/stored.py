@@ -30,7 +30,7 @@ from equimoe.recipe import Recipe
 __all__ = ["StoreLook", "StoredRow", "look_at_data", "look_at_store"]
 
 Log = Callable[[str], None]
-CELLS_SHOWN = 20  # those of the largest weight: 200 lines a phase would push the rows off the screen; --json has all
+CELLS_SHOWN = 20  # those of the largest weight: 200 lines a segment would push the rows off the screen; --json has all
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ class StoreLook:
 
     def _largest(self) -> list[str]:
         """The cells that are listed, by name: those that the run reads most of."""
-        read = {name: sum(phase.cells[name].sequences for phase in self.reading.phases) for name in self.reading.epochs}
+        segments = self.reading.segments
+        read = {name: sum(segment.cells[name].sequences for segment in segments) for name in self.reading.epochs}
         return sorted(sorted(read, key=lambda name: (-read[name], name))[:CELLS_SHOWN])
 
     def _row_lines(self, row: StoredRow) -> Iterator[str]:

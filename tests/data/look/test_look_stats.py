@@ -74,8 +74,8 @@ def test_quantiles_are_within_what_is_said():
 def test_what_a_run_reads_by_hand(store, recipe):
     """Steps 0 .. 5: 3 blocks of 6 + 2; steps 6 .. 9: 2 blocks of 2 + 6. In all docs 22 of 5 rows, talks 18 of 3."""
     reading = stats_of(Subject(store, recipe)).reading
-    first, second = reading.phases
-    assert (first.name, first.steps, second.first_step, second.steps) == ("phase 1", 6, 6, 4)
+    first, second = reading.segments
+    assert (first.name, first.steps, second.first_step, second.steps) == ("segment 0 (phase 1)", 6, 6, 4)
     assert (first.cells["docs"].sequences, first.cells["talks"].sequences) == (18, 6)
     assert (second.cells["docs"].sequences, second.cells["talks"].sequences) == (4, 12)
     assert first.cells["docs"].first_read_tokens == 5 * ROW and second.cells["docs"].first_read_tokens == 0
@@ -95,7 +95,7 @@ def test_rows_are_shown_as_the_run_reads_them(store, recipe):
         assert begin % ROW == 0 and row.token_ids == whole[row.cell][begin : begin + ROW].tolist()
         assert sum(part.tokens for part in row.parts) == ROW and row.padding == 0 and row.masked == []
     text = "\n".join(look.lines())
-    assert "Phase 2: from step 6, 4 steps" in text and "Row 7: cell " in text and "7 targets count" in text
+    assert "Segment 1 (phase 2): from step 6, 4 steps" in text and "Row 7: cell " in text and "7 targets count" in text
 
 
 def test_masked_borders_and_padding_are_seen(store, recipe):

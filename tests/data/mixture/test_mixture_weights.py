@@ -161,7 +161,8 @@ def test_a_line_that_cannot_be_read_hides_nothing_above_it(tmp_path):
 
 
 def test_the_mistakes_of_all_stages_are_said_together(tmp_path):
-    stages = {"later": MixtureStage(8, csv_of(tmp_path, "cell,phase1,phase2", "docs,1,1")), "last": MixtureStage(16, "x")}
+    path = csv_of(tmp_path, "cell,phase1,phase2", "docs,1,1")
+    stages = {"later": MixtureStage(8, path), "last": MixtureStage(16, "x")}
     mixture = Mixture(str(tmp_path / "none.csv"), (0.5, 0.5), block_sequences=4, stages=stages)
     with pytest.raises(EquimoeError) as error:
         segments_of(mixture, CELLS, steps=40, batch_sequences=4)
