@@ -177,7 +177,7 @@ def stats(
     fast: Fast = False,
     as_json: AsJson = False,
 ) -> None:
-    """Count documents, tokens and lengths of every cell, and what a recipe reads of them: epochs, padding, phases.
+    """Count documents, tokens and lengths of every cell, and what a recipe reads of them: epochs, padding, segments.
 
     [bold]Examples[/bold]
 
@@ -205,7 +205,7 @@ def page(
     force: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write one self-contained page about the data of a run: cells, phases, epochs, lengths, examples, hashes.
+    """Write one self-contained page about the data of a run: cells, segments, epochs, lengths, examples, hashes.
 
     It shows text of documents and names of sources: read it before you publish it.
 

@@ -50,9 +50,9 @@ def refuse_changes(before: Recipe, after: Recipe, *, begun: bool = True, step: i
     `data.path` may change: its hash, kept in recipe.json, says whether it is the same data.
     """
     problems, now = Problems(f"changes to a run that {'has begun' if begun else 'was imported'}"), _fixed(after)
-    taken = (
-        ", ".join((*FREE_GROUPS, PATH)) if begun else "everything but the model and its tokenizer, until the first step"
-    )
+    taken = f"{', '.join((*FREE_GROUPS, PATH))}, and stages appended to the mixture ({STAGES}NAME)"
+    if not begun:
+        taken = "everything but the model and its tokenizer, until the first step"
     for path, value in _fixed(before).items():
         problems.require(
             path == PATH or now.get(path) == value or not (begun or path.startswith(MODEL) or path == TOKENIZER),

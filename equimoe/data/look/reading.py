@@ -7,10 +7,10 @@ A segment is a phase, or what an appended stage makes of it; they are numbered f
 `mixture_segment` of metrics.jsonl has them.
 
 Sequences are counted, from the schedule that the run reads by. Tokens and padding of best-fit packing are estimated
-(`estimated`): rows of a cell hold different numbers of them, and the average stands for each. Planned and effective
-weight differ where a block has no whole number of sequences for a cell (hero_spec section 5). A cell that is over the
-limit of epochs is told, not refused: it is what one looks for. Cost: no token is read; best-fit packing builds its
-index first, as the run would.
+(`tokens_estimated`): rows of a cell hold different numbers of them, and the average stands for each. Planned and
+effective weight differ where a block has no whole number of sequences for a cell (hero_spec section 5). A cell that is
+over the limit of epochs is told, not refused: it is what one looks for. Cost: no token is read; best-fit packing builds
+its index first, as the run would.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Reading:
     first_read_tokens: int
     padding_share: float
     padding_counted: bool = True  # False: best-fit padding needs the index of documents, which was not read
-    estimated: bool = False  # tokens and padding: by the average row of each cell
+    tokens_estimated: bool = False  # and padding: by the average row of each cell
     warning: str | None = None  # a cell whose effective weight is far from the planned one
 
 
@@ -123,7 +123,7 @@ def reading_from(recipe: Recipe, schedule: MixtureSchedule, padding: Mapping[str
         padding_share=1 - tokens / (steps * batch * row_tokens),
         padding_counted=padding is not None,
         # Of a stream all rows of a cell have the same padding: none, or its only row.
-        estimated=recipe.data.packing != "stream",
+        tokens_estimated=recipe.data.packing != "stream",
         warning=table.warning(),
     )
 

@@ -253,7 +253,7 @@ def reading_lines(reading: Reading, most_cells: int | None = None) -> Iterator[s
 
 def about(reading: Reading) -> str:
     """What stands before an amount that is an estimate."""
-    return "about " if reading.estimated else ""
+    return "about " if reading.tokens_estimated else ""
 
 
 def _padding(reading: Reading, share: float) -> str:

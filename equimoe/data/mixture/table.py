@@ -81,9 +81,9 @@ class MixtureTable:
         if worst is None or abs(worst.effective - worst.planned) <= WARNED_FROM:
             return None
         return (
-            f"Warning: in segment {number} cell {worst.cell} gets {_points(worst.effective)} of the sequences, "
-            f"{_points(worst.planned)} is planned: a block of {self.block_sequences:,} has a whole number of each of its "
-            f"{len(self.segments[number].cells):,} cells, and of the largest what is left over. {self._remedy()}"
+            f"Warning: in segment {number} cell {worst.cell} gets {_points(worst.effective)} of the sequences,"
+            f" {_points(worst.planned)} is planned: a block of {self.block_sequences:,} has a whole number of each of"
+            f" its {len(self.segments[number].cells):,} cells, and of the largest what is left over. {self._remedy()}"
         )
 
     def _remedy(self) -> str:

@@ -314,7 +314,7 @@ Warning: in segment 1 cell c gets 10.00 % of the sequences, 3.00 % is planned: a
 @pytest.mark.parametrize(
     ("cells", "block", "gets", "remedy"),
     [
-        # 1 of each, 1,000 of 4,000 are left over. Of 128,000 (42 each) are 2,000: 1.56 %. Of 256,000 (85) 1,000: 0.39 %.
+        # 1 of each, 1,000 of 4,000 are left over. Of 128,000 (42 each) are 2,000: 1.56 %. Of 256,000 1,000: 0.39 %.
         (3000, 4000, "25.02", "Set mixture.block_sequences=256000"),
         (2, 49_151, None, ""),
         (3, 4, "50.00", "Set mixture.block_sequences=256"),  # 86 of it: 33.59 %; 44 of 128: 34.38 %
