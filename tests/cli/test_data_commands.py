@@ -90,7 +90,7 @@ def test_many_sources_are_cut_on_the_screen_only(tmp_path, cli, monkeypatch):
         (["tiny", "--data", "~nouser/x"], "data.path ('~nouser/x'): every element must match a file"),
         (["tiny", "--data", "cut.jsonl.gz"], "cut.jsonl.gz: must be a whole .gz file, but: "),
         (["tiny", "data.tokenizer=~nouser/t.json", "--data", "short.jsonl"], "must be `train` or a readable tokenizer"),
-        ([".", "2"], "store .: `data show` shows rows as a run reads them, which a recipe decides. Use `equimoe data show"),
+        ([".", "2"], "which a recipe decides. Use `equimoe data show RECIPE --data .`, or `equimoe data stats .`"),
         (["tiny", "2", "3"], "override ('3'): must be name=value"),
     ],
 )
