@@ -12,7 +12,7 @@ their own, of 4,096 slots, or twice as many as it has cells. Cells too small for
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,6 @@ __all__ = ["Level", "block_within", "levels_of", "shares_of"]
 # A block of the tail is made as a whole when one of its slots is read (8 bytes a slot): small, but with two
 # slots for each cell, so that half of the tail at least finds its place in it and levels stay few.
 _TAIL_BLOCK_SLOTS = 4_096
-_MOST_DOUBLINGS = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,11 +83,12 @@ def shares_of(levels: Sequence[Level], cells: int) -> Float64[np.ndarray, " cell
     return found
 
 
-def block_within(weights: Sequence[Float64[np.ndarray, " C"]], block: int, most: float) -> int | None:
-    """The first of 2, 4, 8, ... times `block` in which no effective weight is more than `most` from the planned one, in
-    any of the segments with these `weights`; None: there is none that a run would want."""
-    for doubled in range(1, _MOST_DOUBLINGS + 1):
-        size = block << doubled
+def block_within(
+    weights: Sequence[Float64[np.ndarray, " C"]], sizes: Iterable[int], most: int | float
+) -> int | None:
+    """The first of `sizes` of a block in which no effective weight is more than `most` from the planned one, in any of
+    the segments with these `weights`; None: none is so."""
+    for size in sizes:
         if all(np.abs(shares_of(levels_of(own, size), own.size) - own).max() <= most for own in weights):
             return size
     return None

@@ -22,6 +22,7 @@ __all__ = ["CellInRun", "CellInSegment", "MixtureTable", "SegmentOfTable"]
 
 SHOWN = 20
 WARNED_FROM = 0.01  # of the whole: a cell whose effective weight is farther from the planned one is warned of
+_DOUBLINGS = 20  # of a block, at most, to find one that helps
 Entry = TypeVar("Entry")
 
 
@@ -88,14 +89,20 @@ class MixtureTable:
 
     def _remedy(self) -> str:
         weights = [np.array([cell.planned for cell in segment.cells]) for segment in self.segments]
-        block = block_within(weights, self.block_sequences, WARNED_FROM)
-        several, batch = len(self.segments) > 1, self.batch_sequences
-        if block is None or (several and block > self.total_sequences // len(self.segments)):
+        block, borders = self.block_sequences, [segment.first_sequence for segment in self.segments[1:]]
+        # First those that leave every segment where it begins.
+        room = math.gcd(*borders) // block
+        found = block_within(weights, (block * k for k in range(2, room + 1) if room % k == 0), WARNED_FROM)
+        if found is not None:
+            return f"Set mixture.block_sequences={found}"
+        found = block_within(weights, (block << doubled for doubled in range(1, _DOUBLINGS + 1)), WARNED_FROM)
+        if found is None or (borders and found > self.total_sequences // len(self.segments)):
             return "Give small cells the weight 0, or prepare fewer cells"
         where = ""
-        if several and batch:  # switches of phases are rounded down to it, and stages must begin there
-            where = f" (segments then begin at multiples of {math.lcm(block, batch) // batch:,} steps)"
-        return f"Set mixture.block_sequences={block}{where}"
+        if borders and self.batch_sequences:  # switches of phases are rounded down to it, and stages must begin there
+            steps = math.lcm(found, self.batch_sequences) // self.batch_sequences
+            where = f" (segments then begin at multiples of {steps:,} steps)"
+        return f"Set mixture.block_sequences={found}{where}"
 
     def lines(self, shown: int = SHOWN) -> list[str]:
         """As a person reads it; of many cells the `shown` largest, and every one that is over the limit."""

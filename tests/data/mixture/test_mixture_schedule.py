@@ -307,7 +307,7 @@ Run
   not read: d
 
 Warning: in segment 1 cell c gets 10.00 % of the sequences, 3.00 % is planned: a block of 10 has a whole number of\
- each of its 2 cells, and of the largest what is left over. Give small cells the weight 0, or prepare fewer cells
+ each of its 2 cells, and of the largest what is left over. Set mixture.block_sequences=40
 """
 
 
@@ -331,13 +331,21 @@ def test_a_cell_that_gets_far_more_than_planned_is_warned_of(cells, block, gets,
     assert table.warning().endswith(remedy), table.warning()
 
 
-def test_the_block_that_helps_says_where_segments_then_begin():
-    """0.5/0.25/0.25 of 5: 3 + 1 + 1, of 20: exact. Batches of 4: lcm(20, 4) is 5 steps."""
-    weights = {"a": 0.5, "b": 0.25, "c": 0.25}
-    segments = [Segment(0, weights), Segment(200, dict(zip("abc", (0.25, 0.25, 0.5), strict=True)))]
-    table = MixtureSchedule(segments, dict.fromkeys("abc", 50), 5, 0).table(400, batch_sequences=4)
-    assert "in segment 0 cell a gets 60.00 %" in table.warning()
-    assert table.warning().endswith("block_sequences=20 (segments then begin at multiples of 5 steps)")
+@pytest.mark.parametrize(
+    ("border", "total", "remedy"),
+    [
+        # 0.5/0.25/0.25 of 5 is 3 + 1 + 1, of 10 6 + 2 + 2, of 20 exact; and 20 divides 200.
+        (200, 400, "Set mixture.block_sequences=20"),
+        # 30 is no multiple of 20. With batches of 5 a block of 20 ends with each fourth step.
+        (30, 400, "Set mixture.block_sequences=20 (segments then begin at multiples of 4 steps)"),
+        (30, 39, "Give small cells the weight 0, or prepare fewer cells"),  # 20 are more than half of the run
+    ],
+)
+def test_the_block_that_helps_leaves_segments_where_they_are_or_says_where_they_go(border, total, remedy):
+    cells = {"a": 0.5, "b": 0.25, "c": 0.25}
+    segments = [Segment(0, cells), Segment(border, dict(zip("abc", (0.25, 0.25, 0.5), strict=True)))]
+    warning = MixtureSchedule(segments, dict.fromkeys("abc", 50), 5, 0).table(total, batch_sequences=5).warning()
+    assert "in segment 0 cell a gets 60.00 %" in warning and warning.endswith(remedy), warning
 
 
 @pytest.mark.parametrize(("sequences", "said"), [(1, "0.0010"), (9, "0.0090"), (10, "0.010"), (1500, "1.500")])
