@@ -18,6 +18,7 @@ __all__ = [
     "Process",
     "Processes",
     "Recipe",
+    "RecipeOrStore",
     "Revision",
     "Run",
     "Source",
@@ -49,6 +50,14 @@ Recipe = Annotated[
     str,
     typer.Argument(
         metavar="RECIPE", help="A packaged recipe's name, or the path of a .py file.", autocompletion=_recipes
+    ),
+]
+RecipeOrStore = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE_OR_STORE",
+        help="A recipe, as for `train`; or a store that `data prepare` made: its folder or address.",
+        autocompletion=_recipes,
     ),
 ]
 Overrides = Annotated[

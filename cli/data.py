@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from equimoe.cli.arguments import AsJson, DataPaths, Overrides, Overwrite, Recipe, data_overrides
+from equimoe.cli.arguments import AsJson, DataPaths, Overrides, Overwrite, RecipeOrStore, data_overrides
 
 __all__ = ["commands"]
 
@@ -31,9 +31,6 @@ def group() -> None:
     """
 
 
-RecipeOrStore = Annotated[
-    str, typer.Argument(metavar="RECIPE_OR_STORE", help="As for `data show`; or a store: its folder or address.")
-]
 Fast = Annotated[bool, typer.Option("--fast", help="Read the store's header only: no lengths of documents.")]
 
 
@@ -43,10 +40,10 @@ def _tell(line: str) -> None:
 
 @data.command()
 def show(
-    recipe: Recipe,
+    source: RecipeOrStore,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[N] [NAME=VALUE]...", help="How many rows (1); changes, as for `train`."),
+        typer.Argument(metavar="[N] [NAME=VALUE]...", help="How many rows, or documents a cell (1); changes."),
     ] = None,
     paths: DataPaths = None,
     row: Annotated[int, typer.Option(min=0, help="The first row to show; the run reads rows in this order.")] = 0,
@@ -54,22 +51,21 @@ def show(
 ) -> None:
     """Print what a run would read: files or cells, tokenizer, mixture, evals, and rows with their documents marked.
 
+    Of a store alone: its cells, and documents of each.
+
     [bold]Examples[/bold]
 
       equimoe data show tiny
       equimoe data show tiny 3 --data 'docs/*.md,notes.jsonl'
       equimoe data show mine.py --row 1000 data.text_field=content --json
       equimoe data show mine.py 2 --data store data.packing=best_fit
+      equimoe data show store 3
     """
-    from equimoe.data.look.stored import look_at_data
-    from equimoe.data.look.subject import refuse_store
+    from equimoe.data.look.stored import look_at_named
     from equimoe.data.show import split_count
-    from equimoe.recipe.resolve import resolve
 
-    refuse_store(recipe, "data show")
     count, overrides = split_count(words or ())
-    resolved = resolve(recipe, [*overrides, *data_overrides(paths)])
-    look = look_at_data(resolved.recipe, first_row=row, rows=count, log=_tell)
+    look = look_at_named(source, [*overrides, *data_overrides(paths)], first_row=row, rows=count, log=_tell)
     typer.echo(json.dumps(look.to_dict(), indent=1) if as_json else "\n".join(look.lines()))
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from equimoe.data.cell_store import WORK
 from equimoe.data.embedded import embedded_corpus
 from equimoe.data.formats import FOLDER_SUFFIXES, documents_in, open_file
 from equimoe.data.hub_dataset import hub_documents
@@ -43,7 +44,6 @@ __all__ = [
 ]
 
 EMBEDDED = "embedded"
-UNFINISHED = ".work"  # in the folder of a store, while `equimoe data prepare` makes it
 WITH_A_PACKAGE = (EMBEDDED, SPEECHES)  # corpora that installed packages bring
 
 Log = Callable[[str], None]
@@ -204,7 +204,7 @@ def no_match(element: str) -> tuple[str, str]:
         return rule, "Check the address; other files must be downloaded first"
     if element.startswith(f"{EMBEDDED}:"):
         return "must be one of the corpora that packages bring", f"They are {' and '.join(WITH_A_PACKAGE)}"
-    if os.path.isdir(os.path.join(os.path.expanduser(element), UNFINISHED)):
+    if os.path.isdir(os.path.join(os.path.expanduser(element), WORK)):
         rule = "must be a finished store, with store.json, which is written last: this one was never finished"
         return rule, "Run the same `equimoe data prepare` again, it goes on"
     return (

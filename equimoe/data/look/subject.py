@@ -31,11 +31,11 @@ from equimoe.data.run_store import run_store
 from equimoe.data.store import HEADER as SHARD_HEADER
 from equimoe.data.store import TokenStore
 from equimoe.errors import EquimoeError
-from equimoe.files import expanded, file_sha256, typed
+from equimoe.files import expanded, file_sha256
 from equimoe.recipe import Recipe
 from equimoe.recipe.resolve import packaged_recipes, resolve
 
-__all__ = ["PLAIN_CELL", "Subject", "named", "refuse_store", "subject_of"]
+__all__ = ["PLAIN_CELL", "Subject", "named", "names_a_store", "recipe_of", "subject_of"]
 
 PLAIN_CELL = "all"
 Log = Callable[[str], None]
@@ -52,7 +52,7 @@ class Subject:
 
 def subject_of(name: str, overrides: Sequence[str] = (), log: Log = lambda line: None) -> Subject:
     """The store at `name`, or the recipe of that name with `overrides`, and what it reads."""
-    if _names_a_store(name):
+    if names_a_store(name):
         if overrides:
             raise EquimoeError(
                 f"store {name}",
@@ -61,31 +61,22 @@ def subject_of(name: str, overrides: Sequence[str] = (), log: Log = lambda line:
                 value=list(overrides),
             )
         return Subject(open_store(name, log=log))  # refuses a folder that is none, with the reason
-    recipe = named(_resolved(name, overrides))
+    recipe = named(recipe_of(name, overrides))
     store = run_store(recipe, log)
     if store is not None:
         return Subject(store, recipe)
     return Subject(_plain_store(prepare(recipe.data, recipe.model.vocab_size, log)), recipe, plain=True)
 
 
-def refuse_store(name: str, command: str) -> None:
-    """EquimoeError if `name` is a store, for a command whose rows a recipe decides; names the one to use."""
-    if name not in packaged_recipes() and _names_a_store(name):
-        raise EquimoeError(
-            f"store {name}",
-            f"`{command}` shows rows as a run reads them, which a recipe decides",
-            f"Use `equimoe {command} RECIPE --data {typed(name)}`, or `equimoe data stats {typed(name)}` for its cells",
-        )
-
-
-def _names_a_store(name: str) -> bool:
+def names_a_store(name: str) -> bool:
+    """Whether `name` is that of a store, and not of a recipe; there or not."""
     if "://" in name:
         return True
     return expanded(name).is_dir() and (name not in packaged_recipes() or is_store(name))
 
 
-def _resolved(name: str, overrides: Sequence[str]) -> Recipe:
-    """The recipe, or an error that says what else could have been meant."""
+def recipe_of(name: str, overrides: Sequence[str]) -> Recipe:
+    """The recipe of that name with `overrides`, or an error that says what else could have been meant."""
     try:
         return resolve(name, overrides).recipe
     except EquimoeError as error:

@@ -11,8 +11,8 @@ from data_helpers import make_cell_store, make_store
 from equimoe import Data, Mixture, Recipe, Schedule, derive
 from equimoe.data.look.lengths import LengthCounter
 from equimoe.data.look.stats import stats_of
-from equimoe.data.look.stored import look_at_data
-from equimoe.data.look.subject import Subject, refuse_store, subject_of
+from equimoe.data.look.stored import look_at_data, look_at_named
+from equimoe.data.look.subject import Subject, subject_of
 from equimoe.data.look.tables import epochs_text
 from equimoe.data.remote import open_store
 from equimoe.errors import EquimoeError
@@ -161,19 +161,31 @@ def test_a_packaged_recipe_goes_before_a_folder_of_its_name_that_is_no_store(tmp
     (tmp_path / "hero").mkdir()
     with pytest.raises(EquimoeError, match="names no data"):
         subject_of("hero")
-    refuse_store("hero", "data show")
     (tmp_path / "store").rename(tmp_path / "one_gpu")
     assert subject_of("one_gpu").recipe is None
-    refuse_store("one_gpu", "data show")  # rows need a recipe, and this is one
+    with pytest.raises(EquimoeError, match="names no data"):  # rows need a recipe, and this is one
+        look_at_named("one_gpu")
 
 
+def test_a_store_without_a_recipe_shows_its_cells_and_documents(store, recipe):
+    look = look_at_named(store.location, rows=2)
+    assert {name: len(found) for name, found in look.documents.items()} == {"docs": 2, "talks": 2}
+    text = "\n".join(look.lines())
+    entries = f"Tokenizer: {store.tokenizer().size} entries"
+    for line in ("  in all         10      64", "Cell talks, document ", ", 4 tokens\n", entries):
+        assert line in text, text
+    assert look.lines()[-1].endswith(f"equimoe data show RECIPE --data {store.location}")
+    assert look_at_named(f"file://{store.location}", rows=0).documents == {"docs": [], "talks": []}
+
+
+@pytest.mark.parametrize("more", [{"overrides": ["seed=1"]}, {"first_row": 3}])
 @pytest.mark.parametrize("name", ["a store", "file:///a store", "s3://bucket/a store"])
-def test_show_names_the_command_that_shows_rows_of_a_store(tmp_path, monkeypatch, name):
+def test_rows_of_a_store_need_a_recipe_and_the_command_is_named(tmp_path, monkeypatch, name, more):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a store").mkdir()
     with pytest.raises(EquimoeError) as error:
-        refuse_store(name, "data show")
-    assert f"Use `equimoe data show RECIPE --data '{name}'`, or `equimoe data stats '{name}'`" in str(error.value)
+        look_at_named(name, **more)
+    assert f"Use `equimoe data show RECIPE --data '{name}'`, or leave out" in str(error.value)
 
 
 def test_a_store_that_was_never_finished_is_said_to_be_so_as_data_path(tmp_path, recipe):

@@ -346,6 +346,9 @@ def test_the_block_that_helps_leaves_segments_where_they_are_or_says_where_they_
     segments = [Segment(0, cells), Segment(border, dict(zip("abc", (0.25, 0.25, 0.5), strict=True)))]
     warning = MixtureSchedule(segments, dict.fromkeys("abc", 50), 5, 0).table(total, batch_sequences=5).warning()
     assert "in segment 0 cell a gets 60.00 %" in warning and warning.endswith(remedy), warning
+    fewer = [Segment(0, {"a": 0.7, "b": 0.3}), Segment(40, {"a": 1.0})]
+    warning = MixtureSchedule(fewer, {"a": 50, "b": 50}, 5, 0).table(80).warning()
+    assert warning.endswith("Set mixture.block_sequences=10"), "3.5 and 1.5 of 5"
 
 
 @pytest.mark.parametrize(("sequences", "said"), [(1, "0.0010"), (9, "0.0090"), (10, "0.010"), (1500, "1.500")])
