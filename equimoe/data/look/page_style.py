@@ -49,7 +49,7 @@ nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: .8rem 0; } a { co
 .row { display: flex; flex-wrap: wrap; gap: 1.2rem 2.2rem; align-items: flex-start; } .row > * { min-width: 0;
   max-width:
   100%; }
-.scroll { overflow-x: auto; max-width: 100%; }
+.scroll { overflow-x: auto; max-width: 100%; } .scroll tbody th, tr.sum th { white-space: nowrap; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .85rem; }
 caption { text-align: left; font-weight: 600; padding-bottom: .3rem; }
 th { font-weight: 600; text-align: left; } td, th { padding: .15rem .5rem; } td.n, th.n { text-align: right;
