@@ -227,7 +227,8 @@ def absolute(recipe: Recipe) -> Recipe:
 
 
 def absolute_data(data: Data) -> Data:
-    """`data` as `absolute` names it."""
+    """`data` as `absolute` names it. Refuses a corpus whose package is missing, as `pinned` does."""
+    require_packages(data.path)
     tokenizer, cell = data.tokenizer, data.cell
     if is_hub_tokenizer(tokenizer):
         tokenizer = pinned_tokenizer(tokenizer)
