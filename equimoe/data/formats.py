@@ -321,8 +321,8 @@ def _entry(line: str, place: str, fields: tuple[str, str | None], number: int) -
 
 
 def _missing(kind: str, text_field: str) -> str:
-    names = text_fields(text_field)[1:]
-    return f"none of the {kind}s {', '.join(map(repr, names))} is there" if names else f"{kind} {text_field!r} is missing"
+    names = ", ".join(map(repr, text_fields(text_field)[1:]))
+    return f"none of the {kind}s {names} is there" if names else f"{kind} {text_field!r} is missing"
 
 
 def _decode(raw: bytes, name: str, offset: int) -> str:

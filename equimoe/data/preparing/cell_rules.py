@@ -82,7 +82,7 @@ class CellRule:
 class _Place:
     """What a rule by places makes a cell of. `longer`: its name with what `name` leaves out; `above`: its folders."""
 
-    key: tuple[str, ...]
+    key: tuple[str, ...]  # (commit of the Hub or "", names from the root or organisation on)
     name: str
     longer: str
     above: tuple[str, ...] = ()
@@ -91,16 +91,16 @@ class _Place:
         return " ".join((*self.above[len(self.above) - folders :], self.name)) if folders else self.name
 
     def __str__(self) -> str:
-        return "/".join(self.key[1:])
+        return f"{HUB}{'/'.join(self.key[1:])}" if self.key[0] else "/".join(self.key)
 
 
 def _place_of(rule: str, plan: Plan, part: Part) -> _Place:
     element = plan.elements[part.element]
     if part.kind == "package":
-        return _Place(("", element), element_name(element), element)
+        return _Place((element,), element_name(element), element)
     if part.kind == "hub":
         path = HubPath.parse(element)
-        before, revision = tuple(path.repository.split("/")), path.revision or ""
+        before, revision = tuple(path.repository.split("/")), path.revision or "main"
         inside = part.name if rule == "file" else os.path.dirname(part.name) if rule == "folder" else _named(path)
         if rule == "source" or (rule == "folder" and not inside):
             name, above = element_name(element), before[:1]

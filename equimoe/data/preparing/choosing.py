@@ -105,8 +105,8 @@ def _heldout_below(stays: Callable[[], Iterator[np.ndarray]], fraction: int | fl
     if held == 0 or held < LEAST_SHARE_HELD * wanted:
         threshold = _filled(stays, wanted)
         log(
-            f"few documents: those below {100 * fraction:g} % by hash have {held:,} bytes of {wanted:,.0f}; those of"
-            " the next larger hashes are held out too"
+            f"few documents: by hash {held:,} of {wanted:,.0f} bytes are held out; those of the next larger hashes are"
+            " held out too, until the share is full"
         )
     return min(threshold, largest)  # something is left to train on
 
@@ -177,10 +177,15 @@ def _refuse_nothing(scanned: Sequence[dict], settings: Settings, running: Runnin
     documents, empty = (sum(unit[key] for unit in scanned) for key in ("documents", "empty"))
     if documents == 0:
         stopped = any(unit["stopped"] for unit in scanned)
+        first = next((line for unit in scanned for line in unit["bad"]), None)
+        way_out = "Name files with text in them" + (", or set data.text_field" if bad else "")
+        if stopped:
+            way_out = "Raise max_bytes, or cut documents with piece_bytes"
         raise EquimoeError(
             "data.path",
-            f"at least one document must have text ({empty:,} empty ones and {bad:,} bad lines were read)",
-            "Raise max_bytes, or cut documents with piece_bytes" if stopped else "Name files with text in them",
+            f"at least one document must have text ({empty:,} empty and {bad:,} bad ones were read)"
+            + (f"; the first bad one is {first}" if first else ""),
+            f"{way_out}; delete the .work folder of the store before",
         )
     if settings.cell.startswith("field:") and sum(unit["unlabelled"] for unit in scanned) == documents:
         raise EquimoeError(

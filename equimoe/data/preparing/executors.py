@@ -2,7 +2,8 @@
 
 What is done is decided by `.work` alone, as everywhere: datatrove's own marks of completion are not asked
 (`skip_completed=False`), since they stand for ranks, whose items change with the number of tasks. Its logs are in
-`.work/datatrove/<stage>` and, with `local` and `ray`, not on the terminal; on Slurm also a pickle of the task, which datatrove hands to its jobs.
+`.work/datatrove/<stage>`, and with `local` and `ray` not on the terminal; on Slurm also a pickle of the task, which
+datatrove hands to its jobs.
 
     local, ray   stage after stage; this process waits, holds the lock and finishes the store
     slurm        a chain of jobs is submitted, each begins when the one before has ended well; the last one finishes the
@@ -22,8 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from equimoe.data.preparing.progress import many
 from equimoe.data.preparing.finishing import remove_work
+from equimoe.data.preparing.progress import many
 from equimoe.data.preparing.settings import Executor, Running
 from equimoe.data.preparing.stages import ALONE, STAGES, Job
 from equimoe.data.preparing.work import GOES_ON, read_json, write_json, writing

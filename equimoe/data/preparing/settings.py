@@ -83,13 +83,15 @@ class Settings:
             need(1 <= value <= MOST, key, value, "must be from 1 to 2**62", "leave it at its default")
         for key in ("max_bytes", "piece_bytes"):
             value = getattr(self, key)
-            need(value is None or 1 <= value <= MOST, key, value, "must be from 1 to 2**62", "leave it out for no limit")
+            inside = value is None or 1 <= value <= MOST
+            need(inside, key, value, "must be from 1 to 2**62", "leave it out for no limit")
         least = SMALLEST_VOCABULARY if self.tokenizer == "train" else 1
         need(
             least <= self.vocabulary <= MOST_VOCABULARY,
             "vocabulary",
             self.vocabulary,
-            f"must be from {least:,}" + (" (256 bytes and the control tokens)" if least > 1 else "")
+            f"must be from {least:,}"
+            + (" (256 bytes and the control tokens)" if least > 1 else "")
             + f" to {MOST_VOCABULARY:,}",
             "4096 is the default",
         )

@@ -76,7 +76,8 @@ class Job:
                 break
             items, left = len(self.items(stage)), len(self.left(stage))
             if left < items:
-                said.append(f"{stage} done" if not left else f"{stage} {items - left:,} of {items:,} {UNITS[stage]} done")
+                part = f" {items - left:,} of {items:,} {UNITS[stage]}" if left else ""
+                said.append(f"{stage}{part} done")
         return ", ".join(said)
 
     def in_order(self, stage: str) -> bool:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from equimoe.data.cell_store import CellStore, is_store
-from equimoe.data.hub_files import HUB, is_hub_tokenizer, pinned_tokenizer
 from equimoe.data.formats import is_of_many
+from equimoe.data.hub_files import HUB, is_hub_tokenizer, pinned_tokenizer
 from equimoe.data.prepare import LEAST_PIECE_BYTES, LEAST_PIECES, PIECE_BYTES
 from equimoe.data.preparing.cell_rules import CellRule
 from equimoe.data.preparing.filters import LEAST_WORDS, FilterOptions

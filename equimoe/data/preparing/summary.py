@@ -37,7 +37,7 @@ def summary(store: CellStore) -> Iterator[str]:
     record, cells = store.header["record"], store.header["cells"]
     read = record["read"]
     elements = record["sources"]
-    files = sum(each["files"] for each in elements)
+    files = sum(each["files"] for each in elements) - (read["ended"] or {"files_not_read": 0})["files_not_read"]
     yield (
         f"read {many(read['documents'], 'document')}, {amount(read['text_bytes'])} of text, from {many(files, 'file')}"
         + (f"; {many(read['empty'], 'empty document')}" if read["empty"] else "")
