@@ -85,7 +85,8 @@ def test_nulls_count_as_empty(here):
 
 
 def test_the_first_of_several_fields_that_a_document_has_and_is_not_null(here):
-    rows = [{"text": "a", "content": "b"}, {"content": "c"}, {"text": None, "content": "d"}, {"text": "", "content": "e"}]
+    pairs = [("a", "b"), None, (None, "d"), ("", "e")]
+    rows = [{"content": "c"} if pair is None else dict(zip(("text", "content"), pair, strict=True)) for pair in pairs]
     (here / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     parquet({name: [row.get(name) for row in rows] for name in ("content", "text")})
     parquet({"content": ["f"], "other": [1]}, "y.parquet")

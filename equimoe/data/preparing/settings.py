@@ -153,6 +153,13 @@ class Executor:
             f"must be from 1 to {MOST_TASKS:,}",
             "take the number of cores to use",
         )
+        problems.require(
+            self.name != "here" or not self.options,
+            "--slurm",
+            ", ".join(self.options),
+            "is for datatrove's executors",
+            "add --executor slurm",
+        )
         if self.name == "slurm":
             for key in ("partition", "time"):
                 problems.require(bool(self.options.get(key)), key, None, "Slurm needs it", f"give --slurm {key}=...")

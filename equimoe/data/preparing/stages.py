@@ -13,7 +13,7 @@ from pathlib import Path
 from equimoe.data.preparing.cell_rules import CellRule
 from equimoe.data.preparing.choosing import choose
 from equimoe.data.preparing.encoding import Encoder
-from equimoe.data.preparing.finishing import finish
+from equimoe.data.preparing.finishing import finish, is_moving
 from equimoe.data.preparing.merging import Merger, gather, merge_items
 from equimoe.data.preparing.scanning import scan_unit
 from equimoe.data.preparing.settings import Running, Settings
@@ -70,6 +70,8 @@ class Job:
 
     def done(self) -> str:
         """What is finished, in words: `scan done, choose done, encode 3 of 8 done`; empty if nothing is."""
+        if is_moving(self.work):
+            return "all done, the store is moved to its place"
         said = []
         for stage in STAGES[:-1]:
             if stage == "merge" and not self.work.gathered.exists():

@@ -133,7 +133,7 @@ def _cut_if_alone(data: Data, plan: Plan, log: Log) -> Data:
     if len(files) != 1 or data.piece_bytes is not None or data.heldout_fraction == 0:
         return data
     (part, *_) = plan.parts
-    if part.kind == "package" or is_of_many(part.name):
+    if part.kind == "package" or is_of_many(part.name) or part.bytes <= LEAST_PIECE_BYTES:
         return data
     cut = max(LEAST_PIECE_BYTES, min(PIECE_BYTES, part.bytes // LEAST_PIECES))
     log(f"one document: cut, at line ends where there are any, so that a part can be held out (--piece-bytes {cut})")

@@ -44,6 +44,7 @@ REFUSED = {
     "cells x.jsonl --out s --text-field body": "field 'body' is missing, the line has 'text'. Set --text-field to",
     "cells x.jsonl --out s --clusters 0": "--clusters (0): must be 1 to 100",
     "prepare x.jsonl --out s --tokenizer gone.json": "--tokenizer ('gone.json'): must be `train` or a readable",
+    "prepare x.jsonl --out s --slurm time=1": "--slurm ('time'): is for datatrove's executors; add --executor slurm",
     "prepare x.jsonl --out s --cell kind": "--cell ('kind'): must be one of none, source,",
     "prepare bad.parquet --out s": "smaller than the minimum file footer (8 bytes). Download it",
     "prepare x.jsonl --out s --vocabulary 10": "--vocabulary (10): must be from 259 (256 bytes and the control tokens)",
