@@ -140,15 +140,21 @@ def write_file(path: Path, chunks: Iterable[bytes]) -> None:
 
 
 @contextmanager
-def locked_folder(folder: Path, busy: EquimoeError) -> Iterator[None]:
-    """Make `folder` and hold the lock in it, which goes with the process; raises `busy` if another process holds it."""
+def locked_folder(folder: Path, busy: EquimoeError, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Make `folder` and hold the lock in it, which goes with the process.
+
+    If another process holds it, raises `busy`; or, with `waiting`, calls that and waits for its end.
+    """
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / LOCK, "a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise busy from None
+                if waiting is None:
+                    raise busy from None
+                waiting()
+                fcntl.flock(file, fcntl.LOCK_EX)
             if not _is_at(file, folder / LOCK):  # who held it before removed the folder between our open and our lock
                 continue
             yield

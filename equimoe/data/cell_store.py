@@ -20,19 +20,30 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from equimoe.data.store import DOCUMENTS, TEXT_BYTES, TOKENS, TokenStore
+from equimoe.data.cell_header import (
+    CELL_NAME,
+    COUNTS,
+    FORMAT,
+    FORMAT_VERSION,
+    HEADER,
+    TRAIN,
+    ShardEntry,
+    checked,
+    identity,
+)
+from equimoe.data.store import DOCUMENTS, TEXT_BYTES, TOKENS, TokenStore, parse_header
 from equimoe.data.store import HEADER as SHARD_HEADER
 from equimoe.data.tokenizer import TextTokenizer, parse_tokenizer
 from equimoe.errors import EquimoeError
-from equimoe.files import file_sha256, parsed_header, sync_folder, write_file
+from equimoe.files import file_sha256, sync_folder, write_file
 
 __all__ = [
     "CELL_NAME",
@@ -50,13 +61,11 @@ __all__ = [
     "slug",
 ]
 
-FORMAT, FORMAT_VERSION = "equimoe-store", 1
-HEADER, TOKENIZER = "store.json", "tokenizer.json"
-TRAIN, HELDOUT = "train", "heldout"
-CELL_NAME = re.compile(r"[a-z0-9_-]{1,64}")
+TOKENIZER, HELDOUT = "tokenizer.json", "heldout"
+WORK = ".work"  # in the store's folder, while `data prepare` makes it
 OPEN_SHARDS = 256
-_COUNTS = ("documents", "tokens", "text_bytes")
 _AGAIN = "Prepare the data again"
+_NAME_ONE = "Name a folder that `equimoe data prepare` made"
 
 
 @runtime_checkable
@@ -89,17 +98,6 @@ class Folder:
 
     def sha256(self, name: str) -> str:
         return file_sha256(Path(self.location) / name)
-
-
-@dataclass(frozen=True)
-class ShardEntry:
-    """A shard as the header has it. `sha256`: of the shard's own header, which has those of its files."""
-
-    folder: str
-    documents: int
-    tokens: int
-    text_bytes: int
-    sha256: str
 
 
 class StoredCell:
@@ -177,19 +175,7 @@ class CellStore:
     @classmethod
     def at(cls, place: Place) -> CellStore:
         """Open the store at `place`."""
-        header = _read_header(place)
-        try:
-            shards = {name: _entries(cell) for name, cell in header["cells"].items()}
-            wrong = [name for name in shards if CELL_NAME.fullmatch(name) is None]
-            for folder in (entry.folder for entries in shards.values() for entry in entries):
-                wrong += [] if _stays_inside(folder) else [folder]
-            if wrong:
-                raise ValueError(f"{wrong[0]!r} is no name of a cell or a folder of one")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise EquimoeError(
-                f"store {place.location}", f"{HEADER} must be as this version writes it, but: {error!r}", _AGAIN
-            ) from error
-        return cls(place, header, shards)
+        return cls(place, *_read_header(place))
 
     @property
     def location(self) -> str:
@@ -223,8 +209,10 @@ class CellStore:
 
     def heldout(self, name: str) -> TokenStore | None:
         """What evaluation reads of a cell; None if nothing of it was held out."""
-        if self.header["cells"][name]["heldout"] is None:
+        entry = self.header["cells"][name]["heldout"]
+        if entry is None:
             return None
+        self._shard_header(f"{HELDOUT}/{name}", entry)
         return self.place.shard(f"{HELDOUT}/{name}")
 
     def heldout_all(self) -> TokenStore:
@@ -238,46 +226,63 @@ class CellStore:
 
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer of the store; refuses one that was exchanged."""
-        name = f"{self.location}/{TOKENIZER}"
-        tokenizer = parse_tokenizer(self.place.read(TOKENIZER).decode(), name, self.vocabulary)
+        subject, rule = f"store {self.location}", f"{TOKENIZER} must be the one that the store was written with"
+        try:
+            text = self.place.read(TOKENIZER).decode()
+        except (FileNotFoundError, UnicodeDecodeError) as error:
+            missing = isinstance(error, FileNotFoundError)
+            raise EquimoeError(subject, f"{rule}, it is {'missing' if missing else 'no text'}", _AGAIN) from error
+        tokenizer = parse_tokenizer(text, f"{self.location}/{TOKENIZER}", self.vocabulary)
         if tokenizer.sha256 != self.tokenizer_sha256:
-            raise EquimoeError(
-                f"store {self.location}", f"{TOKENIZER} must be the one that the store was written with", _AGAIN
-            )
+            raise EquimoeError(subject, rule, _AGAIN)
         return tokenizer
 
     def verify(self, log: Callable[[str], None] = lambda line: None) -> None:
         """Read every file and compare it with its sha256; raises EquimoeError that names all that differ."""
         damaged = []
-        for folder in self._folders():
-            try:
-                self._check_header(folder)
-                sums = json.loads(self.place.read(f"{folder}/{SHARD_HEADER}"))["sha256"]
-                for name in (TOKENS, DOCUMENTS, TEXT_BYTES):
-                    if self.place.sha256(f"{folder}/{name}") != sums[name]:
-                        damaged.append(f"{folder}/{name}")
-            except (EquimoeError, OSError) as error:
-                damaged.append(f"{folder} ({error})")
-            log(f"{folder}: {'damaged' if damaged and damaged[-1].startswith(folder) else 'as written'}")
+        for folder, entry in self._folders().items():
+            found = self._damaged(folder, entry)
+            log(f"{folder}: {'damaged' if found else 'as written'}")
+            damaged += found
+        try:
+            self.tokenizer()
+        except EquimoeError as error:
+            damaged.append(f"{TOKENIZER} ({error.rule})")
         if damaged:
             raise EquimoeError(
                 f"store {self.location}", f"files must be as they were written, {'; '.join(damaged)} are not", _AGAIN
             )
 
-    def _folders(self) -> list[str]:
-        held = [name for name in self.cells if self.header["cells"][name]["heldout"] is not None]
-        shards = [entry.folder for cell in self._cells.values() for entry in cell.shards]
-        return [*shards, *(f"{HELDOUT}/{name}" for name in held)]
+    def _damaged(self, folder: str, entry: Mapping[str, Any]) -> list[str]:
+        try:
+            sums = self._shard_header(folder, entry)["sha256"]
+            return [
+                f"{folder}/{name}"
+                for name in (TOKENS, DOCUMENTS, TEXT_BYTES)
+                if self.place.sha256(f"{folder}/{name}") != sums[name]
+            ]
+        except (EquimoeError, OSError) as error:
+            return [f"{folder} ({error})"]
 
-    def _check_header(self, folder: str) -> None:
-        """Refuse a shard whose header is not the one that the store was finished with."""
-        expected = {entry.folder: entry.sha256 for cell in self._cells.values() for entry in cell.shards}
-        held = {name: cell["heldout"] for name, cell in self.header["cells"].items() if cell["heldout"] is not None}
-        expected |= {f"{HELDOUT}/{name}": entry["sha256"] for name, entry in held.items()}
-        if _sha256(self.place.read(f"{folder}/{SHARD_HEADER}")) != expected[folder]:
-            raise EquimoeError(
-                f"store {self.location}", f"{folder} must be the shard that it was finished with", _AGAIN
-            )
+    def _folders(self) -> dict[str, Mapping[str, Any]]:
+        """Every folder of shards or held-out documents, with its counts and hash."""
+        shards = {entry.folder: asdict(entry) for cell in self._cells.values() for entry in cell.shards}
+        held = {f"{HELDOUT}/{name}": cell["heldout"] for name, cell in self.header["cells"].items()}
+        return {**shards, **{folder: entry for folder, entry in held.items() if entry is not None}}
+
+    def _shard_header(self, folder: str, entry: Mapping[str, Any]) -> dict:
+        """The header of a shard, refused unless it is the one that the store was finished with."""
+        subject = f"store {self.location}"
+        try:
+            raw = self.place.read(f"{folder}/{SHARD_HEADER}")
+        except FileNotFoundError as error:
+            raise EquimoeError(subject, f"{folder} must be there", _AGAIN) from error
+        header = parse_header(raw, f"token store {self.location}/{folder}")
+        expected = {name: entry[name] for name in COUNTS}
+        expected |= {"vocabulary": self.vocabulary, "tokenizer_sha256": self.tokenizer_sha256}
+        if _sha256(raw) != entry["sha256"] or any(header.get(name) != value for name, value in expected.items()):
+            raise EquimoeError(subject, f"{folder} must be the shard that it was finished with", _AGAIN)
+        return header
 
     def _opened(self, entry: ShardEntry) -> TokenStore:
         with self._lock:
@@ -292,19 +297,8 @@ class CellStore:
         return shard
 
     def _first_opened(self, entry: ShardEntry) -> TokenStore:
-        try:
-            header = self.place.read(f"{entry.folder}/{SHARD_HEADER}")
-        except FileNotFoundError as error:
-            raise EquimoeError(f"store {self.location}", f"shard {entry.folder} must be there", _AGAIN) from error
-        shard = self.place.shard(entry.folder)
-        if _sha256(header) != entry.sha256 or (shard.token_count, shard.document_count) != (
-            entry.tokens,
-            entry.documents,
-        ):
-            raise EquimoeError(
-                f"store {self.location}", f"{entry.folder} must be the shard that it was finished with", _AGAIN
-            )
-        return shard
+        self._shard_header(entry.folder, asdict(entry))
+        return self.place.shard(entry.folder)
 
 
 def is_store(location: str | Path) -> bool:
@@ -350,16 +344,13 @@ def finish_store(folder: Path, tokenizer: TextTokenizer, vocabulary: int, record
         counted = {name: value for name, value in _entry(folder, path).items() if name != "folder"}
         cells.setdefault(path.parts[-2], {"shards": [], "heldout": None})["heldout"] = counted
     for cell in cells.values():
-        cell[TRAIN] = {
-            key: sum(shard[key] for shard in cell["shards"]) for key in ("documents", "tokens", "text_bytes")
-        }
-    hashes = [[name, [s["sha256"] for s in cell["shards"]], cell["heldout"]] for name, cell in sorted(cells.items())]
+        cell[TRAIN] = {key: sum(shard[key] for shard in cell["shards"]) for key in COUNTS}
     header = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
         "vocabulary": vocabulary,
         "tokenizer_sha256": tokenizer.sha256,
-        "corpus_sha256": _sha256(json.dumps(hashes, sort_keys=True).encode()),
+        "corpus_sha256": identity(cells),
         "cells": dict(sorted(cells.items())),
         "record": dict(record),
     }
@@ -372,46 +363,34 @@ def finish_store(folder: Path, tokenizer: TextTokenizer, vocabulary: int, record
 def _entry(folder: Path, path: Path) -> dict[str, Any]:
     raw = path.read_bytes()
     header = json.loads(raw)
-    counts = {name: header[name] for name in _COUNTS}
+    counts = {name: header[name] for name in COUNTS}
     return {"folder": path.parent.relative_to(folder).as_posix(), **counts, "sha256": _sha256(raw)}
 
 
-def _entries(cell: Mapping[str, Any]) -> tuple[ShardEntry, ...]:
-    entries = tuple(ShardEntry(**shard) for shard in cell["shards"])
-    for entry in entries:
-        counts = (entry.documents, entry.tokens, entry.text_bytes)
-        if not all(isinstance(count, int) and count >= 0 for count in counts):
-            raise ValueError(f"{entry.folder}: counts must be whole numbers")
-    return entries
-
-
-def _stays_inside(folder: str) -> bool:
-    """Whether a folder that a header names is one below the store: a header may come from the network."""
-    parts = PurePosixPath(folder).parts
-    return len(parts) == 3 and parts[0] == TRAIN and CELL_NAME.fullmatch(parts[1]) is not None and parts[2].isdigit()
-
-
-def _read_header(place: Place) -> dict:
+def _read_header(place: Place) -> tuple[dict, dict[str, tuple[ShardEntry, ...]]]:
     subject = f"store {place.location}"
     try:
         raw = place.read(HEADER)
-    except FileNotFoundError as error:
-        raise EquimoeError(
-            subject,
-            f"must hold {HEADER}, which is written last: this one was never finished",
-            "Run the same `equimoe data prepare` again, it goes on",
-        ) from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _no_store(subject, place) from error
     except OSError as error:
         raise EquimoeError(subject, f"{HEADER} must be readable, but: {error}", _AGAIN) from error
-    return parsed_header(
-        raw,
-        HEADER,
-        subject,
-        known=(FORMAT, FORMAT_VERSION),
-        unreadable=_AGAIN,
-        foreign="Name a folder that `equimoe data prepare` made",
-        again="prepare the data again",
-    )
+    return checked(raw, subject, _AGAIN)
+
+
+def _no_store(subject: str, place: Place) -> EquimoeError:
+    """Where no header is: a store that is being made, something else, or nothing."""
+    if isinstance(place, Folder):
+        folder = Path(place.location)
+        if (folder / WORK).exists():
+            return EquimoeError(
+                subject,
+                f"must hold {HEADER}, which is written last: this one was never finished",
+                "Run the same `equimoe data prepare` again, it goes on",
+            )
+        if not folder.exists():
+            return EquimoeError(subject, "must be there, there is no such folder", _NAME_ONE)
+    return EquimoeError(subject, f"must hold {HEADER}: this is no store", _NAME_ONE)
 
 
 def _sha256(raw: bytes) -> str:

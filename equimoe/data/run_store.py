@@ -12,7 +12,7 @@ A run keeps its weights as numbers: a rule would give others when the store grow
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from equimoe.data.cell_store import CellStore
@@ -22,7 +22,9 @@ from equimoe.data.remote import is_store, open_store
 from equimoe.data.source import elements_of
 from equimoe.data.tokenizer import load_tokenizer
 from equimoe.errors import EquimoeError, Problems
+from equimoe.files import expanded, typed
 from equimoe.recipe import Recipe
+from equimoe.recipe.record import TAKEN_SET_NAMES
 
 __all__ = ["run_store", "weights_as_given", "with_weights_of", "written_out"]
 
@@ -34,6 +36,7 @@ def run_store(recipe: Recipe, log: Log = lambda line: None) -> CellStore | None:
     data = recipe.data
     elements = [] if data.path is None else elements_of(data.path)
     stores = [element for element in elements if is_store(element)]
+    _refuse_parts_of_stores(elements)
     if stores and len(elements) > 1:
         raise EquimoeError(
             "data.path",
@@ -59,26 +62,56 @@ def run_store(recipe: Recipe, log: Log = lambda line: None) -> CellStore | None:
     return store
 
 
+def _refuse_parts_of_stores(elements: Sequence[str]) -> None:
+    """A path inside a store: its files are tokens, and its JSON files would be read as documents."""
+    for element in elements:
+        for folder in () if "://" in element else expanded(element).absolute().parents:
+            if is_store(folder):
+                raise EquimoeError(
+                    "data.path",
+                    f"is a part of the store {folder}, which is read as a whole",
+                    f"Give data.path={typed(folder)}, and mixture.weights for the cells that you mean",
+                    value=element,
+                )
+
+
 def written_out(recipe: Recipe, store: CellStore) -> Recipe:
     """`recipe` with the weights of every phase and stage as numbers, and the cells that evaluation scores by name.
 
     Raises EquimoeError for everything wrong with the weights, and for a cell that has the name of a set of `evals`.
     """
     mixture, phases = recipe.mixture, len(recipe.mixture.shares)
+    wrong: list[EquimoeError] = []
 
     def numbers(text: str, subject: str) -> str:
-        return parse_weights(text, cells=store.tokens, phases=phases, subject=subject).text()
+        try:
+            return parse_weights(text, cells=store.tokens, phases=phases, subject=subject).text()
+        except EquimoeError as error:
+            wrong.append(error)
+            return text
 
+    weights = numbers(mixture.weights, "mixture.weights")
     stages = {
         name: dataclasses.replace(stage, weights=numbers(stage.weights, f"mixture.stages.{name}.weights"))
         for name, stage in mixture.stages.items()
     }
-    weights = numbers(mixture.weights, "mixture.weights")
+    _raise_all(wrong)
     return dataclasses.replace(
         recipe,
         mixture=dataclasses.replace(mixture, weights=weights, stages=stages),
         evaluation=dataclasses.replace(recipe.evaluation, cells=_scored(recipe, store)),
     )
+
+
+def _raise_all(wrong: Sequence[EquimoeError]) -> None:
+    """Mistakes in the weights of several stages are said at once."""
+    if len(wrong) == 1:
+        raise wrong[0]
+    problems = Problems("mixture")
+    for error in wrong:
+        subject = error.subject.partition(",")[0]  # without its count of problems
+        problems.found += [f"{subject}: {line}" for line in error.problems] or [str(error)]
+    problems.raise_if_any()
 
 
 def weights_as_given(recipe: Recipe) -> dict[str, str]:
@@ -115,6 +148,15 @@ def _scored(recipe: Recipe, store: CellStore) -> tuple[str, ...]:
         )
         problems.require(
             name not in recipe.evals, "cell", name, "is the name of a set of evals as well", "rename the set in evals"
+        )
+        others = ",".join(each for each in held if each not in TAKEN_SET_NAMES)
+        problems.require(
+            name not in TAKEN_SET_NAMES,
+            "cell",
+            name,
+            "has a name that scores use themselves (all held-out text, and the means)",
+            "prepare the store again, which gives it another name"
+            + (f", or score the others with evaluation.cells={others}" if others else ""),
         )
     problems.raise_if_any()
     return scored

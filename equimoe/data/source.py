@@ -30,6 +30,7 @@ __all__ = [
     "WITH_A_PACKAGE",
     "SourceCounts",
     "absolute",
+    "absolute_data",
     "cut",
     "documents",
     "elements_of",
@@ -227,26 +228,28 @@ def absolute(recipe: Recipe) -> Recipe:
     root; what is on the Hub gets the commit that its revision has now (which asks the Hub). `embedded` and None stay as
     they are.
     """
-    tokenizer = recipe.data.tokenizer
+    evals = {name: dataclasses.replace(held, path=_absolute(held.path)) for name, held in recipe.evals.items()}
+    mixture = _with_rooted_files(recipe.mixture)
+    return dataclasses.replace(recipe, data=absolute_data(recipe.data), evals=evals, mixture=mixture)
+
+
+def absolute_data(data: Data) -> Data:
+    """`data` as `absolute` names it."""
+    tokenizer, cell = data.tokenizer, data.cell
     if is_hub_tokenizer(tokenizer):
         tokenizer = pinned_tokenizer(tokenizer)
     elif tokenizer != "train":
         tokenizer = _rooted(tokenizer)
-    cell = recipe.data.cell
     if cell is not None and cell.startswith("cells:"):
         cell = f"cells:{_rooted(cell.removeprefix('cells:'))}"
-    data = dataclasses.replace(recipe.data, path=_absolute(recipe.data.path), tokenizer=tokenizer, cell=cell)
-    evals = {name: dataclasses.replace(held, path=_absolute(held.path)) for name, held in recipe.evals.items()}
-    return dataclasses.replace(recipe, data=data, evals=evals, mixture=_with_rooted_files(recipe.mixture))
+    return dataclasses.replace(data, path=_absolute(data.path), tokenizer=tokenizer, cell=cell)
 
 
 def _with_rooted_files(mixture: Mixture) -> Mixture:
     def rooted(weights: str) -> str:
         return _rooted(weights) if weights.strip().endswith(".csv") else weights
 
-    stages = {
-        name: dataclasses.replace(stage, weights=rooted(stage.weights)) for name, stage in mixture.stages.items()
-    }
+    stages = {name: dataclasses.replace(stage, weights=rooted(stage.weights)) for name, stage in mixture.stages.items()}
     return dataclasses.replace(mixture, weights=rooted(mixture.weights), stages=stages)
 
 

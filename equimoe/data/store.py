@@ -33,6 +33,7 @@ __all__ = ["FORMAT", "FORMAT_VERSION", "Stored", "StoreWriter", "TokenStore", "l
 
 FORMAT, FORMAT_VERSION = "equimoe-token-store", 1
 HEADER, TOKENS, DOCUMENTS, TEXT_BYTES = "store.json", "tokens.bin", "documents.bin", "text_bytes.bin"
+_DTYPES = ("<u2", "<u4")  # of tokens: what a header from elsewhere says is not handed to numpy unseen
 
 
 @runtime_checkable
@@ -184,8 +185,8 @@ def _read_header(folder: Path) -> dict:
 
 
 def parse_header(raw: bytes, subject: str) -> dict:
-    """The header of a store, refused if it is not one of this version; `subject` names the store."""
-    return parsed_header(
+    """The header of a store, refused if it is not as this version writes it; `subject` names the store."""
+    header = parsed_header(
         raw,
         HEADER,
         subject,
@@ -194,6 +195,15 @@ def parse_header(raw: bytes, subject: str) -> dict:
         foreign="Name a folder that `equimoe` prepared",
         again="prepare the data again",
     )
+    counts = [header.get(name) for name in ("tokens", "documents", "text_bytes")]
+    if header.get("dtype") not in _DTYPES or not all(type(count) is int and count >= 0 for count in counts):
+        raise EquimoeError(
+            subject,
+            f"{HEADER} must say a dtype of {' or '.join(_DTYPES)}, and counts",
+            "Delete the folder and prepare the data again",
+            value=(header.get("dtype"), *counts),
+        )
+    return header
 
 
 def layout(header: dict) -> dict[str, tuple[np.dtype, int]]:

@@ -267,7 +267,7 @@ _RULES: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
 
 
 _EVAL_NAME = re.compile(r"[a-z0-9_-]+")  # it stands in names of metrics, eval_loss/NAME
-_TAKEN_EVAL_NAMES = ("heldout", "macro", "micro")  # the split of the training data, and the two means
+TAKEN_SET_NAMES = ("heldout", "macro", "micro")  # the split of the training data, and the two means
 
 
 @dataclass(frozen=True)
@@ -341,10 +341,10 @@ class Recipe:
         for name, held in self.evals.items():
             path = f"evals.{name}"
             problems.require(
-                isinstance(name, str) and _EVAL_NAME.fullmatch(name) is not None and name not in _TAKEN_EVAL_NAMES,
+                isinstance(name, str) and _EVAL_NAME.fullmatch(name) is not None and name not in TAKEN_SET_NAMES,
                 path,
                 name,
-                f"must be named by a-z, 0-9, _ and -, and not {', '.join(_TAKEN_EVAL_NAMES)}",
+                f"must be named by a-z, 0-9, _ and -, and not {', '.join(TAKEN_SET_NAMES)}",
                 "choose another name",
             )
             if not isinstance(held, HeldOutSet):

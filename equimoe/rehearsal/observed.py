@@ -34,6 +34,7 @@ from equimoe.rehearsal.routing import RoutingModel, choose
 from equimoe.sampling.terminal import needed_tokenizer
 from equimoe.tasks.heldout import data_sets, run_sets
 from equimoe.tasks.options import named_paths
+from equimoe.train.scoring import averaged
 
 __all__ = ["Loads", "estimate", "loads_of", "routing_of_source"]
 
@@ -65,7 +66,8 @@ def routing_of_source(
         words = needed_tokenizer(tokenizer, source)
         stores = data_sets(named_paths(data), words, model.config.vocab_size, log, **reading)
     else:
-        stores = run_sets(folder, log)
+        sets, cells = run_sets(folder, log)
+        stores = averaged(sets, cells=cells)
     loads, lengths = loads_of(model, stores)
     log(f"routing of {lengths.sum():,} tokens in {len(lengths):,} pieces of documents, {loads.shape[0]} layers")
     return estimate(loads, lengths, model.config.num_experts_per_tok, seed=seed)

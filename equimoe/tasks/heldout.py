@@ -23,6 +23,7 @@ from equimoe.recipe import Data
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.train.metrics import read_lines
 from equimoe.train.run_data import check_same_data, prepare_run_data
+from equimoe.train.scoring import averaged
 
 __all__ = ["HeldOut", "data_sets", "run_sets", "score_stores", "warn_if_recorded_otherwise"]
 
@@ -33,16 +34,21 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The score of every set; with more than one set the mean over sets and the score of all their tokens."""
+    """The score of every set; with more than one set the mean over sets and the score of all their tokens.
+
+    `cells`: some of the sets are cells of a store, and `heldout` is all of them together: the means leave it out.
+    """
 
     sets: Mapping[str, Score]
     text_bytes: Mapping[str, int]
+    cells: bool = False
 
     @property
     def means(self) -> dict[str, Score]:
-        if len(self.sets) < 2:
+        sets = averaged(self.sets, cells=self.cells)
+        if len(sets) < 2:
             return {}
-        macro, micro = macro_and_micro(self.sets, sum(self.text_bytes.values()))
+        macro, micro = macro_and_micro(sets, sum(self.text_bytes[name] for name in sets))
         return {"macro": macro, "micro": micro}
 
     def lines(self) -> list[str]:
@@ -58,13 +64,16 @@ class HeldOut:
         return {"sets": sets, **{name: asdict(score) for name, score in self.means.items()}}
 
 
-def run_sets(run: Path, log: Log) -> dict[str, TokenStore]:
-    """The held-out split of the run's data, and the named sets of its recipe. EquimoeError if the data changed."""
+def run_sets(run: Path, log: Log) -> tuple[dict[str, TokenStore], bool]:
+    """The held-out split of the run's data, its cells, and the named sets of its recipe; and whether there are cells.
+
+    EquimoeError if the data changed.
+    """
     recipe, provenance = read_recipe(run)
     data = prepare_run_data(recipe, log)
     way_out = "score any other text with --data"
     check_same_data(provenance.get("data", {}), data.identity, run, otherwise=way_out)
-    return data.sets
+    return data.sets, bool(data.recipe.evaluation.cells)
 
 
 def data_sets(
@@ -98,9 +107,15 @@ def _as_options(error: EquimoeError) -> EquimoeError:
 
 
 def score_stores(
-    model: Transformer, stores: Mapping[str, TokenStore], *, batch_rows: int, compute_dtype: Any, log: Log
+    model: Transformer,
+    stores: Mapping[str, TokenStore],
+    *,
+    batch_rows: int,
+    compute_dtype: Any,
+    log: Log,
+    cells: bool = False,
 ) -> HeldOut:
-    """The score of every store, `batch_rows` rows at a time."""
+    """The score of every store, `batch_rows` rows at a time. `cells`: as of `HeldOut`."""
     scorer = make_scorer(compute_dtype)
     scores = {}
     for name, store in stores.items():
@@ -113,7 +128,7 @@ def score_stores(
                 f"loss of {name}", "must be finite", "Look at the weights: a model that diverged?", value=score.loss
             )
         scores[name] = score
-    return HeldOut(scores, {name: store.total_text_bytes for name, store in stores.items()})
+    return HeldOut(scores, {name: store.total_text_bytes for name, store in stores.items()}, cells)
 
 
 def warn_if_recorded_otherwise(run: Path, step: int, heldout: HeldOut, log: Log) -> None:

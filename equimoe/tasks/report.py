@@ -72,7 +72,7 @@ def evaluate_source(
         )
     step = options.step if run is None else int(checkpoint_of(run, options.step).name)
     tasks = _load_tasks(options, log)
-    stores = run_sets(run, log) if run is not None and options.own_sets else {}
+    stores, cells = run_sets(run, log) if run is not None and options.own_sets else ({}, False)
     model, tokenizer = load(folder, step=step, force=force)
     tokenizer = needed_tokenizer(tokenizer, source)
     row_tokens = model.config.max_position_embeddings
@@ -83,7 +83,7 @@ def evaluate_source(
     heldout = results = None
     with out_of_memory_said("Take fewer rows at once, --batch-size 1 is the least", value=f"{rows} rows"):
         if stores:
-            heldout = score_stores(model, stores, batch_rows=rows, compute_dtype=dtype, log=log)
+            heldout = score_stores(model, stores, batch_rows=rows, compute_dtype=dtype, log=log, cells=cells)
         if tasks is not None:
             adapted = _harness().LMEvalModel(model, tokenizer, batch_rows=rows, compute_dtype=dtype, say=log)
             shots = options.num_fewshot

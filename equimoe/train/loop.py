@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,19 +129,21 @@ def resume_run(
         if changes:
             note = {"step": steps[-1] if steps else 0, "overrides": changes}
             provenance = {**provenance, "resumed": [*provenance.get("resumed", []), note]}
-        if newest is not None and processes.as_first("the end", _nothing_left(run, recipe, steps[-1])):
-            if changes:
-                _write_changes(run, recipe, provenance, processes)
+        ended = newest is not None and processes.as_first("the end", _nothing_left(run, recipe, steps[-1]))
+        if ended:
+            if changes:  # `equimoe eval` and the next resume read them: only what the run's data can be read with
+                data = _prepared_again(recipe, run, provenance, processes)
+                _write_changes(run, data.recipe, provenance, processes)
             processes.say(f"done: {steps[-1]} steps in {run}, nothing is left to do")
             return
         enable_compile_cache()
         mesh = _mesh_that_fits(recipe)
-        data = _prepared(recipe, processes)
-        recipe = data.recipe
         if begun:
-            check_same_data(provenance.get("data", {}), data.identity, run)
+            data = _prepared_again(recipe, run, provenance, processes)
         else:
+            data = _prepared(recipe, processes)
             provenance = {**provenance, "data": data.identity}
+        recipe = data.recipe
         session = _Session(recipe, run, data, mesh, make_optimizer(recipe, mesh), interrupt, processes)
         if newest is None:
             state = session.fresh_state()
@@ -159,6 +161,18 @@ def _prepared(recipe: Recipe, processes: Processes) -> RunData:
     with processes.in_turn("prepare the data"):
         data = prepare_run_data(recipe, processes.say)
     processes.refuse_difference("data", data.identity, "Give all hosts the same files")
+    return data
+
+
+def _prepared_again(recipe: Recipe, run: Path, provenance: Mapping[str, Any], processes: Processes) -> RunData:
+    """The data of a run that has begun, refused if it is not what the run was trained on."""
+    try:
+        data = _prepared(recipe, processes)
+    except EquimoeError as error:
+        if error.subject != "data.path":
+            raise
+        raise error.and_kept(f"where it moved to is told by `equimoe resume {typed(run)} data.path=NEW`") from error
+    check_same_data(provenance.get("data", {}), data.identity, run)
     return data
 
 

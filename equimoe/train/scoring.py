@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from equimoe.data.rows import HeldOutRows
 from equimoe.data.store import TokenStore
@@ -19,10 +19,16 @@ from equimoe.model.transformer import Transformer
 from equimoe.recipe import Recipe
 from equimoe.train.metrics import RunLog, read_lines
 
-__all__ = ["HELDOUT", "due_sets", "mean_values", "missing_sets", "score_sets", "set_values"]
+__all__ = ["HELDOUT", "averaged", "due_sets", "mean_values", "missing_sets", "score_sets", "set_values"]
 
 HELDOUT = "heldout"  # the held-out split of the training data
 MEANS = ("macro", "micro")
+Stored = TypeVar("Stored")
+
+
+def averaged(sets: Mapping[str, Stored], *, cells: bool) -> dict[str, Stored]:
+    """The sets that means are taken over. `cells`: some are parts of the held-out one, which would count twice."""
+    return {name: stored for name, stored in sets.items() if not (cells and name == HELDOUT)}
 
 
 def due_sets(recipe: Recipe, step: int) -> list[str]:
@@ -69,8 +75,7 @@ def score_sets(
     for name in names:
         if name == MEANS[0]:
             if log.writes:  # who has the lines
-                averaged = {n: store for n, store in stores.items() if n != HELDOUT} if cells else stores
-                log.write("metrics", {"step": step, **_means(log, averaged, step)})
+                log.write("metrics", {"step": step, **_means(log, averaged(stores, cells=cells), step)})
             continue
         store = stores[name]
         of_set = HeldOutRows(store, model.config.max_position_embeddings)

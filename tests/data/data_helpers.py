@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -9,14 +10,21 @@ from pathlib import Path
 
 from equimoe.data.cell_store import HELDOUT, CellStore, finish_store, shard_folder
 from equimoe.data.store import StoreWriter, TokenStore
-from equimoe.data.tokenizer import train_tokenizer
+from equimoe.data.tokenizer import TextTokenizer, train_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = "the router sends every token to some of many experts and joins what they say weighted by scores".split()
 
 
-def make_store(folder: Path, documents: list[list[int]], vocabulary: int = 300) -> TokenStore:
-    with StoreWriter(folder, vocabulary, "0" * 64) as writer:
+@functools.cache
+def bytes_tokenizer() -> TextTokenizer:
+    return train_tokenizer(["a text to learn from"], 280)
+
+
+def make_store(
+    folder: Path, documents: list[list[int]], vocabulary: int = 300, tokenizer_sha256: str = "0" * 64
+) -> TokenStore:
+    with StoreWriter(folder, vocabulary, tokenizer_sha256) as writer:
         for ids in documents:
             writer.add(ids, len(ids))
         return writer.finish()
@@ -29,12 +37,13 @@ def make_cell_store(
     vocabulary: int = 300,
 ) -> CellStore:
     """A store of `{cell: [shard: [document: ids]]}`, with a tokenizer of bytes alone."""
+    tokenizer = bytes_tokenizer()
     for name, shards in cells.items():
         for number, documents in enumerate(shards):
-            make_store(folder / shard_folder(name, number), documents, vocabulary)
+            make_store(folder / shard_folder(name, number), documents, vocabulary, tokenizer.sha256)
     for name, documents in (heldout or {}).items():
-        make_store(folder / HELDOUT / name, documents, vocabulary)
-    return finish_store(folder, train_tokenizer(["a text to learn from"], 280), vocabulary, {})
+        make_store(folder / HELDOUT / name, documents, vocabulary, tokenizer.sha256)
+    return finish_store(folder, tokenizer, vocabulary, {})
 
 
 def run_python(code: str, *arguments: str, cache: Path, check: bool = True) -> subprocess.CompletedProcess:

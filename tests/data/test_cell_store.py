@@ -11,6 +11,7 @@ import pytest
 from data_helpers import make_cell_store
 
 from equimoe.data.cell_store import CellStore, is_store, joined, slug
+from equimoe.data.store import parse_header
 from equimoe.errors import EquimoeError
 
 # Two shards of `docs`; the token tells where it came from. Document numbers in the cell, by hand:
@@ -78,15 +79,20 @@ def test_the_same_documents_are_the_same_store(cells, tmp_path):
 def test_an_unfinished_store_is_refused(cells, tmp_path):
     (tmp_path / "cells" / "store.json").unlink()
     assert not is_store(tmp_path / "cells")
+    with pytest.raises(EquimoeError, match=r"cells: must hold store.json: this is no store. Name a folder that"):
+        CellStore.open(tmp_path / "cells")
+    (tmp_path / "cells" / ".work").mkdir()
     with pytest.raises(EquimoeError, match=r"this one was never finished. .* it goes on"):
         CellStore.open(tmp_path / "cells")
+    with pytest.raises(EquimoeError, match=r"nowhere: must be there, there is no such folder"):
+        CellStore.open(tmp_path / "nowhere")
 
 
 def test_a_missing_shard_is_named(cells, tmp_path):
     shutil.rmtree(tmp_path / "cells/train/docs/00001")
     store = CellStore.open(tmp_path / "cells")
     assert store.cell("docs").read(0, 5)[0].tolist() == [3, 4, 5, 6, 7], "the other one can be read"
-    with pytest.raises(EquimoeError, match="shard train/docs/00001 must be there"):
+    with pytest.raises(EquimoeError, match="train/docs/00001 must be there"):
         store.cell("docs").read(0, 6)
 
 
@@ -109,32 +115,93 @@ def test_an_exchanged_shard_is_refused(cells, tmp_path):
         CellStore.open(tmp_path / "cells").cell("docs").read(5, 6)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"version": 9}, r"version must be 1 for this release"),
-        ({"format": "zip"}, r"store.json must say format 'equimoe-store'"),
-        ({"cells": {"../x": {"shards": [], "heldout": None}}}, "'../x' is no name of a cell"),
-        ({"cells": {"x": {}}}, "must be as this version writes it"),
-        (
-            {
-                "cells": {
-                    "x": {
-                        "shards": [
-                            {"folder": "train/x/../../etc", "documents": 1, "tokens": 1, "text_bytes": 1, "sha256": ""}
-                        ]
-                    }
-                }
-            },
-            "is no name of a cell or a folder of one",
-        ),
-    ],
-)
-def test_a_header_that_is_not_ours_is_refused(cells, tmp_path, change, message):
-    path = tmp_path / "cells" / "store.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+DOC = ("cells", "docs")
+CHANGES = [
+    (("version",), 9, "version must be 1 for this release"),
+    (("format",), "zip", "store.json must say format 'equimoe-store'"),
+    (("vocabulary",), "x", "vocabulary is 'x', no number of entries"),
+    (("vocabulary",), None, "vocabulary is not there"),
+    (("vocabulary",), -5, "vocabulary is -5"),
+    (("vocabulary",), float("nan"), "vocabulary is nan"),
+    (("vocabulary",), True, "vocabulary is True"),
+    (("vocabulary",), 400, "train/docs/00000 must be the shard that it was finished with"),  # what the shards say
+    (("tokenizer_sha256",), 5, "tokenizer_sha256 is 5, not 64 hex digits"),
+    (("tokenizer_sha256",), "0" * 64, "tokenizer.json must be the one"),
+    (("corpus_sha256",), None, "corpus_sha256 is not there"),
+    (("corpus_sha256",), "0" * 64, "corpus_sha256 is not that of the shards it lists"),
+    (("record",), [], r"record is \[\], not names with values"),
+    (("cells",), {"../x": {}}, "'../x' is no name of a cell"),
+    (("cells",), [1], r"cells is \[1\]"),
+    (DOC, "x", "cell docs is 'x', not names"),
+    ((*DOC, "shards"), {}, "cell docs has no list of shards"),
+    ((*DOC, "shards", 0), {}, "a shard of cell docs has the fields"),
+    ((*DOC, "shards", 0, "folder"), "train/docs/../../etc", "'train/docs/../../etc' is no folder of cell docs"),
+    ((*DOC, "shards", 0, "folder"), "train/speeches/00000", "'train/speeches/00000' is no folder of cell docs"),
+    ((*DOC, "shards", 0, "folder"), "train/docs/00001", "has 'train/docs/00001' twice, or out of order"),
+    ((*DOC, "shards", 0, "tokens"), 6, "cell docs has 10 tokens, its shards have others"),
+    ((*DOC, "shards", 0, "tokens"), 10**30, "has 1000000000000000000000000000000 tokens, which is no count"),
+    ((*DOC, "shards", 1, "sha256"), "0" * 64, "corpus_sha256 is not that of the shards"),
+    ((*DOC, "train"), None, "train of cell docs is not there"),
+    ((*DOC, "heldout"), {}, "heldout of cell docs has not there documents, which is no count"),
+    ((*DOC, "heldout"), None, "corpus_sha256 is not that of the shards"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "message"), CHANGES)
+def test_a_header_that_was_changed_is_refused(cells, tmp_path, path, value, message):
+    """None takes the entry away where it is a name of the header, and is a value below a cell."""
+    file = tmp_path / "cells" / "store.json"
+    header = json.loads(file.read_text())
+    at = header
+    for name in path[:-1]:
+        at = at[name]
+    at[path[-1]] = value
+    if value is None and path[-1] != "heldout":
+        del at[path[-1]]
+    file.write_text(json.dumps(header))
     with pytest.raises(EquimoeError, match=message):
-        CellStore.open(tmp_path / "cells")
+        CellStore.open(tmp_path / "cells").verify()
+
+
+def test_dropped_or_swapped_shards_are_another_store(cells, tmp_path):
+    """The identity that a run keeps is made from what the header lists, not read from it."""
+    file = tmp_path / "cells" / "store.json"
+    header = json.loads(file.read_text())
+    dropped = json.loads(json.dumps(header))
+    del dropped["cells"]["docs"]["shards"][1]
+    dropped["cells"]["docs"]["train"] = {"documents": 2, "tokens": 5, "text_bytes": 5}
+    swapped = json.loads(json.dumps(header))
+    first, second = swapped["cells"]["docs"]["shards"]
+    first["sha256"], second["sha256"] = second["sha256"], first["sha256"]
+    for changed in (dropped, swapped):
+        file.write_text(json.dumps(changed))
+        with pytest.raises(EquimoeError, match="corpus_sha256 is not that of the shards it lists"):
+            CellStore.open(tmp_path / "cells")
+
+
+@pytest.mark.parametrize("change", ["changed", "missing", "binary"])
+def test_the_tokenizer_is_part_of_the_store(cells, tmp_path, change):
+    path = tmp_path / "cells" / "tokenizer.json"
+    parsed = json.loads(path.read_text())
+    vocabulary = parsed["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    if change == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(json.dumps(parsed).encode() if change == "changed" else b"\xff\xfe")
+    store = CellStore.open(tmp_path / "cells")
+    with pytest.raises(EquimoeError, match="tokenizer.json must be the one that the store was written with"):
+        store.tokenizer()
+    with pytest.raises(EquimoeError, match=r"files must be as they were written, tokenizer.json .* are not"):
+        store.verify()
+
+
+def test_a_shard_header_from_elsewhere_names_no_other_dtype():
+    header = json.dumps(
+        {"format": "equimoe-token-store", "version": 1, "dtype": "O", "tokens": 1, "documents": 1, "text_bytes": 1}
+    )
+    with pytest.raises(EquimoeError, match=r"\('O', 1, 1, 1\)\): store.json must say a dtype of <u2 or <u4"):
+        parse_header(header.encode(), "x")
 
 
 def test_slugs():

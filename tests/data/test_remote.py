@@ -152,7 +152,7 @@ def test_files_that_do_not_fit_the_header(here, in_memory, asked):
         there.cell("docs").read(0, 1)
     with pytest.raises(EquimoeError, match=r"docs/00001/tokens.bin could not .*_Short: it gave 2 bytes where [\d,]+ w"):
         there.cell("docs").read(there.cell("docs").tokens - 1, there.cell("docs").tokens)
-    with pytest.raises(EquimoeError, match="shard train/speeches/00000 must be there"):
+    with pytest.raises(EquimoeError, match="train/speeches/00000 must be there"):
         there.cell("speeches").read(0, 1)
 
 

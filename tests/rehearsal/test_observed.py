@@ -48,7 +48,7 @@ def test_loads_of_a_run_are_those_of_its_own_calls(tiny, monkeypatch):
 
     monkeypatch.setenv("EQUIMOE_CACHE", str(tiny.cache))
     model, _ = equimoe.load(tiny.run)
-    stores = run_sets(tiny.run, lambda line: None)
+    stores, _ = run_sets(tiny.run, lambda line: None)
     monkeypatch.setattr("equimoe.rehearsal.observed.SHORTEST_PIECE", 8)
     loads, lengths = loads_of(model, stores)
     config = model.config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import shutil
 from pathlib import Path
@@ -11,11 +12,14 @@ import pytest
 from tiny_runs import WORDS, compile_once
 
 from equimoe.data.cell_store import HELDOUT, CellStore, finish_store, shard_folder
+from equimoe.data.run_store import written_out
 from equimoe.data.store import StoreWriter
 from equimoe.data.tokenizer import train_tokenizer
 from equimoe.errors import EquimoeError
+from equimoe.evaluate import Score
 from equimoe.recipe import Data, Evaluation, Logging, Mixture, MixtureStage
 from equimoe.recipe.recipe_json import read_recipe
+from equimoe.tasks.heldout import HeldOut, run_sets
 from equimoe.train import loop
 from equimoe.train.metrics import read_lines
 from equimoe.train.or_resume import train_or_resume
@@ -146,6 +150,19 @@ def test_a_stage_that_cannot_be_is_refused_before_anything_is_written(at_step_8,
     assert (at_step_8 / "recipe.json").read_bytes() == before
 
 
+def test_mistakes_of_several_stages_are_said_at_once(recipe, store):
+    stages = {"late": MixtureStage(10, "a:1 c:0"), "later": MixtureStage(12, "/nowhere.csv")}
+    mixture = dataclasses.replace(MIXTURE, weights="a:0.8 b:0.3", stages=stages)
+    with pytest.raises(EquimoeError, match=r"mixture, 4 problems: ") as caught:
+        written_out(dataclasses.replace(recipe, mixture=mixture), CellStore.open(store))
+    assert [line.split(" (")[0] for line in caught.value.problems] == [
+        "mixture.weights: phase1",
+        "mixture.weights: phase2",
+        "mixture.stages.late.weights: 1 cell",
+        "mixture.stages.later.weights",
+    ]
+
+
 def test_one_command_again_means_the_mixture_that_the_run_has(recipe, finished, at_step_8, tmp_path):
     """Started with a file of weights that has gone since; the same command goes on with the numbers it had."""
     csv = tmp_path / "mixture.csv"
@@ -171,11 +188,16 @@ def test_settings_that_need_a_store_are_refused_without_one(tiny, tmp_path):
     assert not (tmp_path / "run" / "recipe.json").exists()
 
 
-def test_another_store_is_refused_on_resume(at_step_8, store, tmp_path):
-    other = shutil.copytree(store, tmp_path / "other")
+def _grown(store: Path, other: Path) -> Path:
+    shutil.copytree(store, other)
     (other / "store.json").unlink()
     shutil.copytree(other / shard_folder("a", 0), other / shard_folder("a", 1))
     finish_store(other, CellStore.open(store).tokenizer(), VOCABULARY, {})
+    return other
+
+
+def test_another_store_is_refused_on_resume(at_step_8, store, tmp_path):
+    other = _grown(store, tmp_path / "other")
     path = at_step_8 / "recipe.json"
     path.write_text(path.read_text().replace(str(store), str(other)))
     with pytest.raises(EquimoeError, match="must be what the run was trained on; corpus_sha256 changed"):
@@ -196,8 +218,60 @@ def test_a_store_that_moved_is_named_anew(store, finished, at_step_8, tmp_path):
     assert (at_step_8 / "metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
     shutil.rmtree(moved)
     shutil.rmtree(at_step_8 / "checkpoints" / "12")
-    with pytest.raises(EquimoeError, match=r"data.path \('.*moved'\): every element must match a file"):
+    with pytest.raises(EquimoeError, match=r"data.path \('.*moved'\): every element must match a file.*data.path=NEW`"):
         loop.resume_run(at_step_8)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("data.path=/nowhere", r"data.path \('/nowhere'\): every element must match"),
+        ("data.path=OTHER", "corpus_sha256 changed"),
+        ("data.path=STORE/train", r"is a part of the store .*cells, which is read as a whole. Give data.path=.*cells"),
+        ("data.path=STORE/store.json", "is a part of the store"),
+        ("mixture.stages.late.from_step=12 mixture.stages.late.weights=/nowhere.csv", "must be a readable file"),
+    ],
+)
+def test_a_finished_run_takes_no_change_that_it_cannot_be_read_with(finished, store, tmp_path, change, message):
+    other = _grown(store, tmp_path / "other") if "OTHER" in change else store
+    before = (finished / "recipe.json").read_bytes()
+    with pytest.raises(EquimoeError, match=message):
+        loop.resume_run(finished, change.replace("OTHER", str(other)).replace("STORE", str(store)).split())
+    assert (finished / "recipe.json").read_bytes() == before
+
+
+def test_a_finished_run_is_told_where_its_store_moved(finished, store, tmp_path):
+    run, moved = shutil.copytree(finished, tmp_path / "run"), shutil.copytree(store, tmp_path / "moved")
+    loop.resume_run(run, [f"data.path={moved}"])
+    assert read_recipe(run)[0].data.path == str(moved)
+
+
+def test_the_means_of_eval_are_those_of_the_run(finished):
+    sets, cells = run_sets(finished, lambda line: None)
+    assert list(sets) == ["heldout", "a", "b"] and cells
+    means = HeldOut(
+        {"heldout": Score(9.0, 9.0, 300), "a": Score(1.0, 2.0, 100), "b": Score(2.0, 3.0, 200)},
+        {"heldout": 900, "a": 300, "b": 600},
+        cells,
+    ).means
+    # by hand: macro (1 + 2) / 2; micro (1 * 100 + 2 * 200) / 300, in bits over the 900 bytes of a and b
+    assert means["macro"].loss == 1.5 and means["micro"].tokens == 300
+    assert means["micro"].loss == pytest.approx(5 / 3)
+    assert means["micro"].bits_per_byte == pytest.approx(500 / math.log(2) / 900)
+
+
+@pytest.mark.parametrize("name", ["heldout", "macro", "micro"])
+def test_a_cell_with_the_name_of_a_score_is_refused_at_the_start(recipe, store, tmp_path, name):
+    named = shutil.copytree(store, tmp_path / "named")
+    for part in ("train", "heldout"):
+        (named / part / "a").rename(named / part / name)
+    (named / "store.json").unlink()
+    finish_store(named, CellStore.open(store).tokenizer(), VOCABULARY, {})
+    mixture = dataclasses.replace(MIXTURE, weights=MIXTURE.weights.replace("a:", f"{name}:"))
+    wrong = dataclasses.replace(recipe, data=Data(path=str(named)), mixture=mixture)
+    with pytest.raises(EquimoeError, match=rf"cell \('{name}'\): has a name that scores use.* with evaluation.cells=b"):
+        loop.train_recipe(wrong, tmp_path / "run")
+    assert not (tmp_path / "run" / "recipe.json").exists()
 
 
 def test_a_flipped_bit_is_found_before_the_first_step(recipe, store, tmp_path):

@@ -10,18 +10,17 @@ does, cached, and the two token stores of that are taken for the cell's shard an
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from equimoe.data.cell_store import (
     FORMAT,
     FORMAT_VERSION,
-    HEADER,
     HELDOUT,
     TOKENIZER,
     CellStore,
+    ShardEntry,
     shard_folder,
 )
 from equimoe.data.prepare import Prepared, prepare
@@ -67,7 +66,7 @@ def subject_of(name: str, overrides: Sequence[str] = (), log: Log = lambda line:
     store = run_store(recipe, log)
     if store is not None:
         return Subject(store, recipe)
-    return Subject(CellStore.at(_PlainPlace.of(prepare(recipe.data, recipe.model.vocab_size, log))), recipe, plain=True)
+    return Subject(_plain_store(prepare(recipe.data, recipe.model.vocab_size, log)), recipe, plain=True)
 
 
 def named(recipe: Recipe) -> Recipe:
@@ -84,30 +83,8 @@ class _PlainPlace:
     location: str
     folder: Path
     stores: dict[str, TokenStore]  # by the folder that the header names
-    header: bytes
-
-    @classmethod
-    def of(cls, prepared: Prepared) -> _PlainPlace:
-        shard = shard_folder(PLAIN_CELL, 0)
-        stores = {shard: prepared.train, f"{HELDOUT}/{PLAIN_CELL}": prepared.heldout}
-        train, heldout = (
-            {**_counts(store), "sha256": file_sha256(store.folder / SHARD_HEADER)} for store in stores.values()
-        )
-        cell = {"train": _counts(prepared.train), "shards": [{"folder": shard, **train}], "heldout": heldout}
-        header = {
-            "format": FORMAT,
-            "version": FORMAT_VERSION,
-            "vocabulary": prepared.record["vocabulary"],
-            "tokenizer_sha256": prepared.tokenizer_sha256,
-            "corpus_sha256": prepared.corpus_sha256,
-            "cells": {PLAIN_CELL: cell},
-            "record": prepared.record,
-        }
-        return cls(str(prepared.folder), prepared.folder, stores, json.dumps(header).encode())
 
     def read(self, name: str) -> bytes:
-        if name == HEADER:
-            return self.header
         if name == TOKENIZER:
             return (self.folder / TOKENIZER).read_bytes()
         folder, _, file = name.rpartition("/")
@@ -118,6 +95,26 @@ class _PlainPlace:
 
     def sha256(self, name: str) -> str:
         return hashlib.sha256(self.read(name)).hexdigest()
+
+
+def _plain_store(prepared: Prepared) -> CellStore:
+    """The store with the one cell. Its identity is that of the files, as a run on them keeps it."""
+    folder = shard_folder(PLAIN_CELL, 0)
+    stores = {folder: prepared.train, f"{HELDOUT}/{PLAIN_CELL}": prepared.heldout}
+    train, heldout = (
+        {**_counts(store), "sha256": file_sha256(store.folder / SHARD_HEADER)} for store in stores.values()
+    )
+    entry = ShardEntry(folder, **train)
+    header = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "vocabulary": prepared.record["vocabulary"],
+        "tokenizer_sha256": prepared.tokenizer_sha256,
+        "corpus_sha256": prepared.corpus_sha256,
+        "cells": {PLAIN_CELL: {"train": _counts(prepared.train), "shards": [asdict(entry)], "heldout": heldout}},
+        "record": prepared.record,
+    }
+    return CellStore(_PlainPlace(str(prepared.folder), prepared.folder, stores), header, {PLAIN_CELL: (entry,)})
 
 
 def _counts(store: TokenStore) -> dict[str, int]:

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from equimoe.data.cell_store import CellStore, is_store
+from equimoe.data.cell_store import WORK, CellStore, is_store
 from equimoe.data.formats import is_of_many
 from equimoe.data.hub_files import HUB, is_hub_tokenizer, pinned_tokenizer
 from equimoe.data.prepare import LEAST_PIECE_BYTES, LEAST_PIECES, PIECE_BYTES
@@ -32,9 +32,9 @@ from equimoe.data.preparing.sources import differences, refuse_store_in_sources,
 from equimoe.data.preparing.stages import STAGES, Job
 from equimoe.data.preparing.summary import summary
 from equimoe.data.preparing.units import Plan, make_plan
-from equimoe.data.preparing.work import GOES_ON, WORK, Work, read_json, write_json, writing
+from equimoe.data.preparing.work import GOES_ON, Work, read_json, write_json, writing
 from equimoe.data.preparing.workers import run_stage
-from equimoe.data.source import pinned, refuse_address
+from equimoe.data.source import absolute_data, refuse_address
 from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
 from equimoe.errors import EquimoeError, Problems
 from equimoe.files import cache_folder, expanded, locked_folder, writing_to_cache
@@ -56,12 +56,14 @@ def prepare_store(
     shard_tokens: int = SHARD_TOKENS,
     keep_order: bool = False,
     running: Running = Running(),  # noqa: B008  frozen
+    wait: bool = False,
     log: Log = lambda line: None,
 ) -> CellStore:
     """Prepare `data` into the folder `out`, or go on with it, or open what is finished there.
 
     `vocabulary`: entries of the model; default: of a given tokenizer its own, else `DEFAULT_VOCABULARY`. `data.cell`
     None is one cell. The same data and settings give the same bytes, however it is run and however often killed.
+    A store that another process is preparing is refused, or with `wait` opened when that process has ended.
     With the executor `slurm` the work is only submitted, and an EquimoeError of exit code 75 says so.
     """
     started = time.monotonic()
@@ -81,7 +83,8 @@ def prepare_store(
     record = _record(plan, settings, given)
     if is_store(out):
         return _finished(out, record, log)
-    with writing(out), locked_folder(out / WORK, _busy(out)):
+    waiting = (lambda: log(f"data: another process prepares {out}; waiting for it")) if wait else None
+    with writing(out), locked_folder(out / WORK, _busy(out), waiting):
         if is_store(out):  # finished by another process a moment ago
             return _finished(out, record, log)
         work = Work(out)
@@ -96,12 +99,14 @@ def prepare_store(
 
 
 def cached_store(data: Data, vocabulary: int, log: Log = lambda line: None) -> CellStore:
-    """`data` as a store of the cache, made once for these settings and these files (names, sizes, times of writing)."""
-    if is_hub_tokenizer(data.tokenizer):
-        data = replace(data, tokenizer=pinned_tokenizer(data.tokenizer))
-    plan = make_plan(pinned(data).path, None, log)
+    """`data` as a store of the cache, made once for these settings and these files (names, sizes, times of writing).
+
+    From any working folder it is the same one. What another process is making is waited for.
+    """
+    data = absolute_data(data)
+    plan = make_plan(data.path, None, log)
     settings = Settings.of(data, vocabulary, FilterOptions(), SHARD_TOKENS, keep_order=False)
-    made_of = [VERSION, version("tokenizers"), settings.to_dict(), plan.to_dict()]
+    made_of = [VERSION, version("tokenizers"), settings.to_dict(), {**plan.to_dict(), "folder": ""}]
     key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:24]
     folder = cache_folder() / "stores" / key
     if is_store(folder):
@@ -109,7 +114,7 @@ def cached_store(data: Data, vocabulary: int, log: Log = lambda line: None) -> C
     log(f"data: preparing a store in {folder}, once")
     with writing_to_cache():
         folder.parent.mkdir(parents=True, exist_ok=True)
-    return prepare_store(data, folder, vocabulary=vocabulary, log=log)
+    return prepare_store(data, folder, vocabulary=vocabulary, wait=True, log=log)
 
 
 def _check(settings: Settings, running: Running) -> None:

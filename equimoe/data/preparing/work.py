@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from equimoe.data.cell_store import WORK
 from equimoe.errors import EquimoeError
 from equimoe.files import ASIDE_PREFIX, aside, is_of_the_disk, sync_folder, write_file
 
 __all__ = ["Work", "published_folder", "read_json", "writing"]
 
-WORK = ".work"
 GOES_ON = "the same command goes on where it was"
 
 

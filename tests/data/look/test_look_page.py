@@ -67,8 +67,8 @@ def recipe_of(location: str, weights: str, **changes) -> Recipe:
 def hostile(tmp_path):
     tokenizer = train_tokenizer(HOSTILE, 280)
     documents = [ids.tolist() for ids in tokenizer.encode_documents(HOSTILE)]
-    make_store(tmp_path / "store" / shard_folder("c01q1", 0), documents, 280)
-    make_store(tmp_path / "store" / shard_folder("c00q0", 0), [[3] * 40], 280)
+    make_store(tmp_path / "store" / shard_folder("c01q1", 0), documents, 280, tokenizer.sha256)
+    make_store(tmp_path / "store" / shard_folder("c00q0", 0), [[3] * 40], 280, tokenizer.sha256)
     return finish_store(tmp_path / "store", tokenizer, 280, {"note": "<b>'of a source'</b>"})
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from data_helpers import run_python
@@ -19,10 +21,10 @@ from prepare_helpers import (
     texts,
 )
 
-from equimoe.data.cell_store import CellStore
+from equimoe.data.cell_store import WORK, CellStore
 from equimoe.data.preparing.filters import FilterOptions
 from equimoe.data.preparing.settings import Executor, Running
-from equimoe.data.preparing.store import prepare_store
+from equimoe.data.preparing.store import cached_store, prepare_store
 from equimoe.data.tokenizer import train_tokenizer
 from equimoe.errors import EquimoeError
 from equimoe.files import locked_folder
@@ -295,3 +297,39 @@ def test_the_record_says_what_was_read(raw, tmp_path):
     assert sum(cell["train"]["documents"] for cell in store.header["cells"].values()) == sum(
         counts["train"][0] for counts in record["by_cell"].values()
     )
+
+
+def test_a_store_of_the_cache_is_the_same_from_any_folder(tmp_path, cache, monkeypatch):
+    corpus(tmp_path / "raw")
+    monkeypatch.chdir(tmp_path)
+    first = cached_store(Data(path="raw/notes", cell="folder"), 300)
+    monkeypatch.chdir(tmp_path / "raw")
+    said = []
+    assert cached_store(Data(path="notes", cell="folder"), 300, said.append).location == first.location
+    assert said == [], "nothing was prepared again"
+
+
+def test_who_waits_opens_what_the_other_process_prepared(tmp_path, cache):
+    """Two runs that start at once on one corpus: the lock of the first is held here, the second waits for it."""
+    corpus(tmp_path / "raw")
+    data, out = Data(path=str(tmp_path / "raw" / "notes"), heldout_fraction=0.1), tmp_path / "store"
+    whole = prepare_store(data, tmp_path / "whole", vocabulary=300)
+    waits, said = threading.Event(), []
+
+    def log(line: str) -> None:
+        said.append(line)
+        if "waiting" in line:
+            waits.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        with locked_folder(out / WORK, EquimoeError("x", "y", "z")):
+            with pytest.raises(EquimoeError, match="is being prepared by another process"):
+                prepare_store(data, out, vocabulary=300)
+            second = pool.submit(prepare_store, data, out, vocabulary=300, wait=True, log=log)
+            assert waits.wait(60) and not second.done()
+            for name in ("train", "heldout", "tokenizer.json", "store.json"):
+                (shutil.copytree if (tmp_path / "whole" / name).is_dir() else shutil.copy)(
+                    tmp_path / "whole" / name, out / name
+                )
+        assert second.result(60).corpus_sha256 == whole.corpus_sha256
+    assert said[-1].endswith("nothing to do") and not (out / WORK).exists()
