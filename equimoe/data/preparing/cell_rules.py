@@ -35,6 +35,7 @@ from equimoe.data.preparing.units import Found, Part, Plan
 from equimoe.data.source import EMBEDDED
 from equimoe.data.speeches import SPEECHES
 from equimoe.errors import EquimoeError
+from equimoe.recipe.record import TAKEN_SET_NAMES
 
 __all__ = ["MOST_CELLS", "NONE", "VALUES_SHOWN", "CellRule", "cell_name", "element_name", "has_label"]
 
@@ -167,7 +168,7 @@ def cell_name(value: str) -> str:
     name = slug(plain)
     if any(c.isalnum() and not c.isascii() for c in plain) or (name == NONE and plain.strip() not in ("", NONE)):
         return f"x-{hashlib.sha256(value.encode()).hexdigest()[:8]}"
-    return name
+    return f"{name}-cell" if name in TAKEN_SET_NAMES else name  # scores of a cell have its name
 
 
 def has_label(document: Found) -> bool:

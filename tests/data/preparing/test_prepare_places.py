@@ -94,6 +94,8 @@ def test_files_of_the_hub(rule, names):
         ("C++", "c"),
         ("law – EU", "law-eu"),
         ("none", "none"),
+        ("Heldout", "heldout-cell"),
+        ("macro", "macro-cell"),
         *((text, f"x-{hashlib.sha256(text.encode()).hexdigest()[:8]}") for text in ("日本", "中国 news", "+++", "Ћ")),
     ],
 )
