@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -24,12 +26,28 @@ __all__ = [
     "Source",
     "StartTimeout",
     "Step",
+    "as_options",
     "data_overrides",
     "hide_progress",
     "runs_here",
 ]
 
 MANY = "Many processes"
+
+
+@contextmanager
+def as_options(*names: str, **more: str) -> Iterator[None]:
+    """Errors of the library call a setting as the command line does: `--text-field`, not `data.text_field`.
+
+    `names`: settings whose option has their name. `more`: the words for others, `__` standing for a dot.
+    """
+    from equimoe.errors import EquimoeError, renamed
+
+    words = {prefix + name: f"--{name.replace('_', '-')}" for name in names for prefix in ("", "data.")}
+    try:
+        yield
+    except EquimoeError as error:
+        raise renamed(error, words | {name.replace("__", "."): word for name, word in more.items()}) from error
 
 
 def _recipes(incomplete: str) -> list[str]:

@@ -50,7 +50,10 @@ Opened = TypeVar("Opened")
 ASIDE_PREFIX, LOCK = ".aside-", ".lock"
 _REFUSALS = {
     getattr(errno, name)
-    for name in ("EACCES", "EPERM", "EROFS", "ENOSPC", "EDQUOT", "EIO", "ENAMETOOLONG", "ENOTDIR", "EEXIST", "EISDIR")
+    for name in (
+        *("EACCES", "EPERM", "EROFS", "ENOSPC", "EDQUOT", "EFBIG", "EIO", "ENAMETOOLONG", "ENOTDIR", "EEXIST"),
+        "EISDIR",
+    )
 }
 STALE_AFTER_SECONDS = 24 * 3600.0  # an aside path that nothing has written to for a day belongs to a dead process
 

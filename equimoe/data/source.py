@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -38,6 +39,7 @@ __all__ = [
     "no_match",
     "pieces",
     "pinned",
+    "refuse_address",
     "require_packages",
     "unreadable",
     "with_commits_of",
@@ -105,6 +107,17 @@ def documents(data: Data, counts: SourceCounts | None = None, log: Log = lambda 
 
 def _in_pieces(texts: Iterator[str], most_bytes: int | None) -> Iterator[str]:
     return texts if most_bytes is None else (piece for text in texts for piece in pieces(text, most_bytes))
+
+
+def refuse_address(name: str, out: str | os.PathLike) -> None:
+    """An address where a folder is to be made: taken for a path it would be a folder called `s3:` here."""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(out)):  # `Path` makes one slash of two
+        raise EquimoeError(
+            name,
+            "must be a folder here, this is an address",
+            "Prepare it here, and copy it with the tool of the storage, for example aws s3 cp --recursive",
+            value=str(out),
+        )
 
 
 def pieces(text: str, most_bytes: int) -> Iterator[str]:

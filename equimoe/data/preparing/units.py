@@ -134,7 +134,7 @@ def _hub_parts(element: str, number: int, log: Log) -> tuple[str, list[Part], di
     chosen, others = files_to_read(path)
     left_out = {why: len(names) for why, names in others.items()}
     for why, count in left_out.items():
-        log(f"{path}: left out {count:,} files {why}")
+        log(f"{path}: left out {count:,} file{'s' * (count != 1)} {why}")
     return str(path), [Part(number, "hub", name, size) for name, size in chosen.items()], left_out
 
 
