@@ -59,7 +59,7 @@ METRICS: Mapping[str, Metric] = {
     "skipped_padding": Metric("assignments", "assignments that padding tokens did not take, all layers"),
     "gradient_norm/*": Metric("", "norm of the gradients of one component of the weight table"),
     "parameter_norm/*": Metric("", "norm of its weights after the update; MuonH and AdamH never change it"),
-    "mixture_segment": Metric("", "which phase or stage of the mixture the batch is of, from 0; of a store"),
+    "mixture_segment": Metric("", "segment of the mixture (a phase, or an appended stage) of the batch, from 0"),
     "cell_share/*": Metric("", "share of the batch that is of one cell of a store, as often as norms"),
     "cell_epochs/*": Metric("", "how often a cell of a store has been read by now, as often as norms"),
     "eval_loss/*": Metric("nats", "held-out cross entropy per token, dropless; macro: mean over sets, micro: tokens"),

@@ -52,7 +52,8 @@ class RunData:
             yield f"{tokens} = {sequences / self.rows.rows_per_epoch:.2f} epochs of the training split"
         else:
             table = self.rows.table(sequences, batch_sequences=recipe.schedule.batch_sequences)
-            yield f"{tokens}, {self.rows.padding_share_of(sequences):.1%} of the positions padding"
+            about = "about " if recipe.data.packing == "best_fit" else ""
+            yield f"{tokens}, {about}{self.rows.padding_share_of(sequences):.1%} of the positions padding"
             yield from table.lines()
 
     def mixture_values(self, step: int) -> dict[str, float | int]:
