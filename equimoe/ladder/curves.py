@@ -1,8 +1,8 @@
 """A rung's loss at any fraction of its training, so that rungs are compared where they are equally far.
 
-Between two evaluations of a rung the loss is interpolated in log(fraction), FLOPs and tokens in proportion to it; before
-the first and after the last one there is none, and the rung is left out, with a note. Nearest evaluations instead would
-put rungs at different fractions, and the law would see that as a difference of size.
+Between two evaluations of a rung the loss is interpolated in log(fraction), FLOPs and tokens in proportion to it;
+before the first and after the last one there is none, and the rung is left out, with a note. Nearest evaluations
+instead would put rungs at different fractions, and the law would see that as a difference of size.
 
 Points of one rung that are all at the same fraction are repetitions (seeds), each a curve of its own.
 """

@@ -4,8 +4,8 @@
     2.00e19,3.2373
     1.31e20,2.9538
 
-`flops` and `tokens` are those spent by then, `fraction` is the part of that run's steps that was made (1, the end, where
-it is not given), `eval` the held-out set, `rung` the run. Columns come in any order. A column of another name is
+`flops` and `tokens` are those spent by then, `fraction` is the part of that run's steps that was made (1, the end,
+where it is not given), `eval` the held-out set, `rung` the run. Columns come in any order. A column of another name is
 refused: it is more likely a misspelt `tokens` than something to leave out without a word. Numbers are written plainly,
 as 2e19; NaN, infinity and what Python takes besides (1_000) are refused.
 """
