@@ -17,7 +17,7 @@ from equimoe.ladder.plot import draw_law
 from equimoe.ladder.predictions import write_prediction
 from equimoe.ladder.reading import PointSet, of_one_eval, read_points
 from equimoe.ladder.run_points import FlopsRule
-from equimoe.ladder.study import Form, LadderFit, fit_ladder
+from equimoe.ladder.study import LadderFit, fit_ladder
 from equimoe.pictures import require_picture
 from equimoe.recipe.resolve import resolve
 
@@ -35,16 +35,16 @@ def fit_command(
     asymptote: str,
     *,
     eval: str | None,
-    fraction: float,
+    fraction: int | float,
     form: str,
     hold_out: str | None,
-    level: float,
+    level: int | float,
     rule: str,
 ) -> LadderFit:
     check_level(level)
     asymptotes = Asymptotes.parse(asymptote)
     found = _read(sources, eval, rule)
-    return fit_ladder(found, asymptotes, form=cast(Form, form), fraction=fraction, hold_out=hold_out, level=level)
+    return fit_ladder(found, asymptotes, form=form, fraction=fraction, hold_out=hold_out, level=level)
 
 
 def predict_command(
@@ -52,14 +52,14 @@ def predict_command(
     asymptote: str,
     *,
     eval: str | None,
-    level: float,
+    level: int | float,
     seed: int,
     rule: str,
     flops: Sequence[float] | None,
-    params: float | None,
-    tokens: float | None,
-    measured: float | None,
-    fraction: float,
+    params: int | float | None,
+    tokens: int | float | None,
+    measured: int | float | None,
+    fraction: int | float,
     form: str,
     recipe: str | None,
     changes: Sequence[str],
@@ -75,7 +75,7 @@ def predict_command(
         found = _read(sources, eval, rule)
         return forecast(
             found, asymptotes, sizes,
-            form=cast(Form, form), fraction=fraction, level=level, seed=seed, measured=measured,
+            form=form, fraction=fraction, level=level, seed=seed, measured=measured,
         )  # fmt: skip
     if flops or params or tokens or measured or form != "compute" or fraction != 1.0:
         named = "--flops, --params, --tokens, --measured, --form and --at"
@@ -95,10 +95,10 @@ def plot_command(
     *,
     flops: Sequence[float],
     eval: str | None,
-    fraction: float,
+    fraction: int | float,
     hold_out: str | None,
     height: str,
-    level: float,
+    level: int | float,
     rule: str,
 ) -> None:
     path = expanded(out)
@@ -116,11 +116,11 @@ def gate_command(
     variant: str,
     asymptote: str,
     *,
-    at_least: float,
+    at_least: int | float,
     by: str,
     eval: str | None,
-    fraction: float,
-    level: float,
+    fraction: int | float,
+    level: int | float,
     rule: str,
 ) -> Gate:
     """Of one held-out set; the variant's is the baseline's."""
@@ -139,7 +139,7 @@ def gate_command(
     return found.with_notes([*first.notes, *second.notes, *missing, *also_missing])
 
 
-def iso_command(sources: Sequence[str], *, eval: str | None, level: float, rule: str) -> list[IsoFlop]:
+def iso_command(sources: Sequence[str], *, eval: str | None, level: int | float, rule: str) -> list[IsoFlop]:
     check_level(level)
     found = _read(sources, eval, rule)
     minima = []

@@ -5,10 +5,11 @@ baseline needs for the variant's loss. Both ladders are fitted at once, with one
 
     log(L - Linf) = height - alpha * log(C) - shift * [variant],    log(speed-up) = shift / alpha
 
-so one rung of the variant is enough, and more make it surer. The interval is Fieller's, exact for a ratio of two fitted
-numbers whose errors are normal; where alpha itself is not known to differ from 0 there is none. It takes the scatter of
-all points as independent: shared by both at a rung (the same data, the same bend of the curve), it is too wide, which a
-gate can afford. The error of the asymptote is not in it.
+so one rung of the variant is enough, and more make it surer. Where the variant has three or more rungs, and the
+baseline has each of them at the same FLOPs, the shift is the mean of their differences instead: what both share at a
+rung (the same data, the same bend of the curve) falls out. The interval is Fieller's, exact for a ratio of two fitted
+numbers whose errors are normal; where alpha itself is not known to differ from 0 there is none. Unpaired it takes the
+scatter of all points as independent, and is too wide if it is shared. The error of the asymptote is not in it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from equimoe.ladder.tables import aligned
 
 __all__ = ["Gate", "RungSpeedUp", "SpeedUp", "gate", "speed_up"]
 
+_PAIRS = 3  # fewer say nothing of how much pairs differ
 By = Literal["low", "mean"]
 
 
@@ -75,7 +77,7 @@ class Gate:
     """Passes if the speed-up, by its lower end or its mean, is at least what was asked."""
 
     speed_up: SpeedUp
-    at_least: float
+    at_least: int | float
     by: By
 
     @property
@@ -102,11 +104,11 @@ class Gate:
 def gate(
     baseline: Sequence[Point],
     variant: Sequence[Point],
-    asymptote: float | None,
+    asymptote: int | float | None,
     *,
-    at_least: float = 1.0,
+    at_least: int | float = 1.0,
     by: str = "low",
-    level: float = LEVEL,
+    level: int | float = LEVEL,
 ) -> Gate:
     if by not in ("low", "mean"):
         raise EquimoeError("--by", "must be low or mean", "low is the lower end of the interval", value=by)
@@ -116,7 +118,7 @@ def gate(
 
 
 def speed_up(
-    baseline: Sequence[Point], variant: Sequence[Point], asymptote: float | None, *, level: float = LEVEL
+    baseline: Sequence[Point], variant: Sequence[Point], asymptote: int | float | None, *, level: int | float = LEVEL
 ) -> SpeedUp:
     """Points of one held-out set at one fraction. The baseline must have a law of its own (`fitting.fit_compute`)."""
     from scipy.optimize import least_squares
@@ -145,19 +147,48 @@ def speed_up(
             "baseline and variant", "loss must fall as FLOPs grow", "Compare more rungs", value=f"alpha {alpha:.4g}"
         )
     residuals, dof = gaps - table @ found.x, len(both) - 3
-    interval = _fieller(shift, alpha, np.linalg.inv(table.T @ table)[1:, 1:] * (residuals @ residuals), dof, level)
+    covariance = np.linalg.inv(table.T @ table)[1:, 1:] * (residuals @ residuals) / dof
+    paired = _paired(baseline, variant, asymptote)
+    if len(paired) >= _PAIRS:
+        shift, dof = float(np.mean(paired)), min(dof, len(paired) - 1)
+        covariance = np.diag([covariance[0, 0], float(np.var(paired, ddof=1)) / len(paired)])
+        notes.append(f"{len(paired)} rungs in pairs of equal FLOPs")
+    interval = _fieller(shift, alpha, covariance, dof, level)
     law = fit.law if fit.law.pinned else fit_compute(baseline, asymptote).law  # type: ignore[union-attr]
     rungs = tuple(_rung(point, baseline, law.loss, asymptote, alpha) for point in variant)  # type: ignore[union-attr]
     return SpeedUp(float(asymptote), alpha, interval, rungs, tuple(notes))
 
 
-def _fieller(shift: float, alpha: float, products: np.ndarray, dof: int, level: float) -> Interval:
-    """Of exp(shift / alpha). `products`: inverse normal matrix of (alpha, shift) times the sum of squares."""
+def _at(point: Point, baseline: Sequence[Point]) -> list[float]:
+    """What the baseline measured at the FLOPs of a point, seed by seed."""
+    return [other.loss for other in baseline if abs(math.log(other.flops / point.flops)) < SAME]
+
+
+def _paired(baseline: Sequence[Point], variant: Sequence[Point], asymptote: float) -> list[float]:
+    """Differences of log gaps, baseline less variant, one for each number of FLOPs; none if a rung has no partner."""
+    rungs: list[list[Point]] = []
+    for point in sorted(variant, key=lambda point: point.flops):
+        if rungs and math.log(point.flops / rungs[-1][0].flops) < SAME:
+            rungs[-1].append(point)
+        else:
+            rungs.append([point])
+    found = []
+    for seeds in rungs:
+        there = _at(seeds[0], baseline)
+        if not there:
+            return []
+        gaps = [np.mean(np.log(np.array(losses) - asymptote)) for losses in (there, [seed.loss for seed in seeds])]
+        found.append(float(gaps[0] - gaps[1]))
+    return found
+
+
+def _fieller(shift: float, alpha: float, covariance: np.ndarray, dof: int, level: int | float) -> Interval:
+    """Of exp(shift / alpha). `covariance`: of alpha and shift, in this order."""
     from scipy.stats import t
 
     mean = math.exp(shift / alpha)
-    factor = float(t.ppf((1 + level) / 2, dof)) ** 2 / dof
-    of_alpha, both, of_shift = factor * products[0, 0], factor * products[0, 1], factor * products[1, 1]
+    factor = float(t.ppf((1 + level) / 2, dof)) ** 2
+    of_alpha, both, of_shift = (factor * covariance[i, j] for i, j in ((0, 0), (0, 1), (1, 1)))
     # Every ratio r for which shift - r * alpha is within its own interval: a quadratic in r.
     square = alpha**2 - of_alpha
     if square <= 0:
@@ -173,7 +204,7 @@ def _fieller(shift: float, alpha: float, products: np.ndarray, dof: int, level: 
 
 def _rung(point: Point, baseline: Sequence[Point], law: Any, asymptote: float, alpha: float) -> RungSpeedUp:
     """Against what the baseline measured at these FLOPs (mean of its seeds), else against its law."""
-    there = [other.loss for other in baseline if abs(math.log(other.flops / point.flops)) < SAME]
+    there = _at(point, baseline)
     loss = float(np.mean(there)) if there else float(law(point.flops))
     ratio = ((loss - asymptote) / (point.loss - asymptote)) ** (1 / alpha)
     return RungSpeedUp(point.label, float(point.flops), point.loss, loss, bool(there), ratio)

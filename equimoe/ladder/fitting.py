@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 
 from equimoe.errors import EquimoeError
-from equimoe.ladder.laws import ComputeLaw, Law, Slopes, TwoLaw, Values
+from equimoe.ladder.laws import ComputeLaw, Fitted, Inputs, Law, Slopes, TwoLaw, Values
 from equimoe.ladder.points import Point
 
 __all__ = ["HUBER", "HUBER_TWO", "Fit", "distinct", "fit_compute", "fit_two"]
@@ -131,12 +131,12 @@ def _free(points: Sequence[Point]) -> Fit:
     losses, logs = np.array([point.loss for point in points]), np.log([float(point.flops) for point in points])
     middle, lowest = logs.mean(), float(losses.min())
 
-    def law(x: Values) -> ComputeLaw:
+    def law(x: Fitted) -> ComputeLaw:
         return ComputeLaw(float(x[2]), float(x[0] + x[1] * middle), float(x[1]), pinned=False)
 
     inputs = np.exp(logs)[:, None]
 
-    def slopes(x: Values) -> Slopes:
+    def slopes(x: Fitted) -> Slopes:
         found = law(x).slopes(inputs)
         return np.stack([found[:, 0], found[:, 1] + found[:, 0] * middle, found[:, 2]], axis=1)
 
@@ -159,8 +159,6 @@ def _free(points: Sequence[Point]) -> Fit:
 
 def fit_two(points: Sequence[Point], *, spare: int = 1) -> Fit:
     """L(N, D) = E + A/N^a + B/D^b. N and D must vary apart: at one number of tokens a parameter they say one thing."""
-    from scipy.optimize import least_squares
-
     inputs = TwoLaw(0.0, 0.0, 0.0, 0.0, 0.0).inputs(points)
     needed = TwoLaw.parameters + spare
     counted = (len(points), distinct(list(map(float, inputs[:, 0]))), distinct(list(map(float, inputs[:, 1]))))
@@ -177,17 +175,24 @@ def fit_two(points: Sequence[Point], *, spare: int = 1) -> Fit:
             "all have the same tokens per parameter, which cannot tell the two apart",
             "Add runs that are trained longer or shorter, or use --form compute",
         )
-    losses, logs = np.log([point.loss for point in points]), np.log(inputs)
+    with np.errstate(over="ignore"):  # as above
+        law = _two(inputs, np.log([point.loss for point in points]))
+    return Fit(law, tuple(points), at_bound=law.asymptote < 1e-3 * min(point.loss for point in points))
 
-    def law(x: Values) -> TwoLaw:
+
+def _two(inputs: Inputs, losses: Values) -> TwoLaw:
+    """`losses`: their logarithms."""
+    from scipy.optimize import least_squares
+
+    def law(x: Fitted) -> TwoLaw:
         return TwoLaw(float(np.exp(x[4])), *map(float, x[:4]))
 
-    def slopes(x: Values) -> Slopes:  # the fifth parameter is the logarithm of the asymptote, so that it stays positive
+    def slopes(x: Fitted) -> Slopes:  # the fifth parameter is the logarithm of the asymptote, so that it stays positive
         found = law(x).slopes(inputs)
         return np.concatenate([found[:, :4], found[:, 4:] * np.exp(x[4])], axis=1)
 
     best = None
-    for start in _two_starts(logs, np.exp(losses))[:_REFINED]:
+    for start in _two_starts(np.log(inputs), np.exp(losses))[:_REFINED]:
         found = least_squares(
             lambda x: np.log(law(x).losses(inputs)) - losses,
             start, slopes, x_scale="jac", loss="huber", f_scale=HUBER_TWO, max_nfev=500, **_precise(),
@@ -195,11 +200,10 @@ def fit_two(points: Sequence[Point], *, spare: int = 1) -> Fit:
         if best is None or found.cost < best.cost * (1 - 1e-9) - _NOISE**2:
             best = found
     assert best is not None
-    fitted = law(best.x)
-    return Fit(fitted, tuple(points), at_bound=fitted.asymptote < 1e-3 * float(np.exp(losses.min())))
+    return law(best.x)
 
 
-def _two_starts(logs: Slopes, losses: Values) -> list[list[float]]:
+def _two_starts(logs: Inputs, losses: Values) -> list[list[float]]:
     """From the grid of exponents, best first."""
     from scipy.optimize import nnls
 

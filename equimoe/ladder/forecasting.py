@@ -8,6 +8,7 @@ has no law is left out and counted: too few rungs were evaluated that early, or 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -17,14 +18,14 @@ import numpy as np
 
 from equimoe.errors import EquimoeError
 from equimoe.ladder.asymptotes import Asymptotes
-from equimoe.ladder.curves import at_fraction
+from equimoe.ladder.curves import at_fraction, curves
 from equimoe.ladder.fitting import fit_compute
 from equimoe.ladder.intervals import LEVEL, Interval, bootstrap, check_level, student
 from equimoe.ladder.points import Point
 from equimoe.ladder.predictions import Entry, Prediction
 from equimoe.ladder.reading import PointSet
 from equimoe.ladder.run_points import FlopsRule, flops_per_step
-from equimoe.ladder.study import EvalFit, Form, LadderFit, fit_ladder, refitter
+from equimoe.ladder.study import EvalFit, LadderFit, fit_ladder, refitter
 from equimoe.recipe import Recipe
 
 __all__ = ["Forecast", "Path", "Size", "evaluation_steps", "forecast", "predict_path"]
@@ -34,9 +35,9 @@ __all__ = ["Forecast", "Path", "Size", "evaluation_steps", "forecast", "predict_
 class Size:
     """Where a loss is asked for: FLOPs, or parameters and tokens."""
 
-    flops: float | None = None
-    params: float | None = None
-    tokens: float | None = None
+    flops: int | float | None = None
+    params: int | float | None = None
+    tokens: int | float | None = None
 
     @property
     def text(self) -> str:
@@ -52,7 +53,7 @@ class Predicted:
     size: Size
     student: Interval
     bootstrap: Interval
-    measured: float | None
+    measured: int | float | None
 
     def lines(self) -> Iterator[str]:
         yield f"{self.eval or 'loss'} at {self.size.text}: {self.student.text}"
@@ -87,11 +88,11 @@ def forecast(
     asymptotes: Asymptotes,
     sizes: Sequence[Size],
     *,
-    form: Form = "compute",
+    form: str = "compute",
     fraction: int | float = 1.0,
-    level: float = LEVEL,
+    level: int | float = LEVEL,
     seed: int = 0,
-    measured: float | None = None,
+    measured: int | float | None = None,
 ) -> Forecast:
     """The loss of every held-out set at every size."""
     check_level(level)
@@ -104,7 +105,7 @@ def forecast(
     return Forecast(laws, tuple(predicted))
 
 
-def _check_size(size: Size, form: Form) -> None:
+def _check_size(size: Size, form: str) -> None:
     needed = ("params", "tokens") if form == "two" else ("flops",)
     for name in ("flops", "params", "tokens"):
         value = getattr(size, name)
@@ -116,7 +117,7 @@ def _check_size(size: Size, form: Form) -> None:
 
 
 def _predicted(
-    found: EvalFit, size: Size, asymptotes: Asymptotes, level: float, seed: int, measured: float | None
+    found: EvalFit, size: Size, asymptotes: Asymptotes, level: int | float, seed: int, measured: int | float | None
 ) -> Predicted:
     at = np.array([[size.params, size.tokens] if found.form == "two" else [size.flops]], dtype=float)
     (by_student,) = student(found.fit, at, level)
@@ -171,7 +172,7 @@ def predict_path(
     asymptotes: Asymptotes,
     recipe: Recipe,
     *,
-    level: float = LEVEL,
+    level: int | float = LEVEL,
     rule: FlopsRule = "published",
 ) -> Path:
     """What every evaluation of `recipe` is expected to measure, by the compute form and Student's t.
@@ -191,11 +192,12 @@ def predict_path(
     per_step = flops_per_step(recipe, rule)
     for name in found.evals:
         points = found.of(name)
+        curves(points)  # a mistake in the points is no reason to leave an evaluation out: it raises here
         for step in evaluation_steps(recipe, name):
             try:
                 entries.append(_entry(points, asymptotes.of(name), recipe, name, step, per_step, level))
             except EquimoeError as error:
-                left_out[f"{name}: {error.rule}"] += 1
+                left_out[f"{name}: {re.split('[:;]', error.rule)[0]}"] += 1  # what follows names points
     if not entries:
         reasons = "; ".join(left_out)
         raise EquimoeError(
@@ -207,12 +209,12 @@ def predict_path(
 
 def _entry(
     points: Sequence[Point],
-    asymptote: float | None,
+    asymptote: int | float | None,
     recipe: Recipe,
     name: str,
     step: int,
     per_step: int,
-    level: float,
+    level: int | float,
 ) -> Entry:
     there, _ = at_fraction(points, step / recipe.schedule.steps)
     fit = fit_compute(there, asymptote)

@@ -37,7 +37,7 @@ class Interval:
     mean: float
     low: float | None
     high: float | None
-    level: float
+    level: int | float
     why: str = ""  # `student, 2 degrees of freedom`, or why there is none
 
     @property
@@ -68,7 +68,7 @@ def check_level(level: int | float) -> None:
         raise EquimoeError("--level", "must be above 0 and below 1", "Use 0.95", value=level)
 
 
-def student(fit: Fit, at: Inputs, level: float = LEVEL) -> list[Interval]:
+def student(fit: Fit, at: Inputs, level: int | float = LEVEL) -> list[Interval]:
     """One interval a row of `at` (FLOPs; or parameters and tokens)."""
     from scipy.stats import t
 
@@ -92,14 +92,14 @@ def student(fit: Fit, at: Inputs, level: float = LEVEL) -> list[Interval]:
     return [_finite(mean, float(low), float(high), level, why) for mean, low, high in bounds]
 
 
-def _finite(mean: float, low: float, high: float, level: float, why: str) -> Interval:
+def _finite(mean: float, low: float, high: float, level: int | float, why: str) -> Interval:
     if not math.isfinite(high):
         return Interval(mean, None, None, level, "its upper end is beyond all numbers")
     return Interval(mean, low, high, level, why)
 
 
 def bootstrap(
-    fit: Fit, refit: Refit, at: Inputs, level: float = LEVEL, *, draws: int = DRAWS, seed: int = SEED
+    fit: Fit, refit: Refit, at: Inputs, level: int | float = LEVEL, *, draws: int = DRAWS, seed: int = SEED
 ) -> list[Interval]:
     """One interval a row of `at`, over rungs drawn with replacement."""
     check_level(level)

@@ -32,7 +32,7 @@ class Level:
 
     flops: float
     points: int
-    tokens: float | None  # at the minimum; None: there is none
+    tokens: int | float | None  # at the minimum; None: there is none
     loss: float | None
     outside: bool  # beyond the points
     lack_of_fit: float | None  # in loss; None: exactly determined
@@ -46,7 +46,7 @@ class OptimalTokens:
     exponent: float
     low: float | None  # of the exponent; None: two levels determine it exactly
     high: float | None
-    level: float
+    level: int | float
 
     @property
     def text(self) -> str:
@@ -104,7 +104,7 @@ def _levels(points: Sequence[Point]) -> list[list[Point]]:
     return levels
 
 
-def iso_flop(points: Sequence[Point], *, level: float = LEVEL) -> IsoFlop:
+def iso_flop(points: Sequence[Point], *, level: int | float = LEVEL) -> IsoFlop:
     """Minima of the points of one held-out set at the end of training."""
     missing = [point.label for point in points if point.tokens is None]
     if missing:
@@ -146,7 +146,7 @@ def _minimum(points: Sequence[Point]) -> Level:
     return Level(flops, len(points), math.exp(at + middle), loss, outside, spread)
 
 
-def _law(levels: Sequence[Level], level: float) -> OptimalTokens:
+def _law(levels: Sequence[Level], level: int | float) -> OptimalTokens:
     from scipy.stats import linregress, t
 
     logs = [math.log(found.flops) for found in levels]

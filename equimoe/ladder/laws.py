@@ -25,6 +25,7 @@ __all__ = ["ComputeLaw", "Law", "TwoLaw"]
 
 Inputs = Float[np.ndarray, "points inputs"]
 Values = Float[np.ndarray, " points"]
+Fitted = Float[np.ndarray, " parameters"]
 Slopes = Float[np.ndarray, "points parameters"]
 
 

@@ -1,12 +1,11 @@
-"""A picture of a law: points, curve, band and what was held out, on logarithmic axes. Needs `equimoe[plot]`.
+"""A picture of a law: points, curve, band, what was held out. Needs `equimoe[plot]`.
 
-The height is the gap L - Linf, where the law is a straight line and a rung off it is seen; or the loss itself. Rungs are
-told apart from the held-out point by shape as well as colour, so that a print in grey still says what it shows.
+Axes are logarithmic. The height is the gap L - Linf, where the law is a straight line and a rung off it is seen; or the
+loss itself. The held-out point differs from rungs by shape as well as colour, so that a print in grey still shows it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,13 @@ from equimoe.pictures import picture
 __all__ = ["draw_law"]
 
 _SAMPLES = 200
+_DECADE = 10.0
 _MARGIN = 1.6  # of FLOPs, beyond the outermost points
 _INK, _BAND, _HELD = "#1f4e79", "#9dbad5", "#c0392b"
 
 
 def draw_law(
-    found: EvalFit, path: Path, *, flops: Sequence[float] = (), height: str = "gap", level: float = LEVEL
+    found: EvalFit, path: Path, *, flops: Sequence[float] = (), height: str = "gap", level: int | float = LEVEL
 ) -> None:
     """Draw the compute form. `flops`: sizes to mark with their prediction."""
     law = found.fit.law
@@ -71,14 +71,16 @@ def _name(axes: Any, text: str, x: float, y: float) -> None:
 
 
 def _finish(axes: Any, found: EvalFit, height: str, base: float) -> None:
-    from matplotlib.ticker import LogFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 
     axes.set_xscale("log")
     axes.set_yscale("log")
-    # Less than a decade is usual here: matplotlib would label no tick, or in powers of ten.
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)))
-    axes.yaxis.set_major_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(math.inf, math.inf)))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    low, high = axes.get_ylim()
+    if high < _DECADE * low:  # usual here: matplotlib would label no tick, or in powers of ten
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 2.5, 5, 10]))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.minorticks_off()
     axes.grid(True, which="major", color="0.88", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.set_xlabel("training FLOPs")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -28,7 +28,7 @@ __all__ = ["EvalFit", "Form", "HeldOut", "LadderFit", "fit_ladder", "refitter"]
 Form = Literal["compute", "two"]
 
 
-def refitter(form: Form, asymptote: float | None) -> Refit:
+def refitter(form: Form, asymptote: int | float | None) -> Refit:
     """The same law of other points, exactly determined ones too."""
     if form == "two":
         return lambda points: fit_two(points, spare=0)
@@ -65,7 +65,7 @@ class EvalFit:
     """The law of one held-out set."""
 
     eval: str
-    fraction: float
+    fraction: int | float
     form: Form
     fit: Fit
     left_out: tuple[LeftOut, ...]
@@ -161,10 +161,10 @@ def fit_ladder(
     found: PointSet,
     asymptotes: Asymptotes,
     *,
-    form: Form = "compute",
+    form: str = "compute",
     fraction: int | float = 1.0,
     hold_out: str | None = None,
-    level: float = LEVEL,
+    level: int | float = LEVEL,
 ) -> LadderFit:
     """A law for every held-out set of the points; EquimoeError if none has one."""
     if form not in ("compute", "two"):
@@ -173,7 +173,9 @@ def fit_ladder(
     fits, failed, errors = [], [], []
     for name in found.evals:
         try:
-            fits.append(_fit_eval(found.of(name), name, asymptotes.of(name), form, fraction, hold_out, level))
+            fits.append(
+                _fit_eval(found.of(name), name, asymptotes.of(name), cast(Form, form), fraction, hold_out, level)
+            )
         except EquimoeError as error:
             failed.append((name, str(error)))
             errors.append(error)
@@ -185,11 +187,11 @@ def fit_ladder(
 def _fit_eval(
     points: Sequence[Point],
     name: str,
-    asymptote: float | None,
+    asymptote: int | float | None,
     form: Form,
     fraction: int | float,
     hold_out: str | None,
-    level: float,
+    level: int | float,
 ) -> EvalFit:
     there, notes = at_fraction(points, fraction)
     held = [point for point in there if hold_out is not None and point.label == hold_out]
@@ -219,7 +221,7 @@ def _fit_eval(
     )
 
 
-def _held_out(point: Point, fit: Fit, level: float) -> HeldOut:
+def _held_out(point: Point, fit: Fit, level: int | float) -> HeldOut:
     (interval,) = student(fit, fit.law.inputs([point]), level)
     logs = [math.log(p.flops) for p in fit.points]
     line = np.polyfit(logs, [p.loss for p in fit.points], 1)
