@@ -30,6 +30,9 @@ SAME = 0.01  # sizes closer than 1 % count once: they say nothing of a slope
 _ASYMPTOTES = (0.0, 0.3, 0.5, 0.7, 0.85, 0.95, 0.99)  # starts, of the smallest loss
 _EXPONENTS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5)
 _REFINED = 8
+_EVALUATIONS = 300  # of the law, in one solution; 20 to 120 are usual
+_LARGEST_LOG = 700.0  # exp of more is infinite
+_SPAN = 1e30  # between the smallest and the largest size: beyond it powers overflow
 _TOLERANCE = 1e-14
 _NOISE = 1e-9  # residuals under this are rounding
 
@@ -73,11 +76,13 @@ def distinct(sizes: Sequence[int | float]) -> int:
     return count
 
 
-def fit_compute(points: Sequence[Point], asymptote: int | float | None, *, spare: int = 1) -> Fit:
+def fit_compute(
+    points: Sequence[Point], asymptote: int | float | None, *, spare: int = 1, near: Law | None = None
+) -> Fit:
     """L(C) = Linf + A*C^-alpha; `asymptote` None: Linf is fitted too.
 
     Needs points at as many distinct FLOPs as it has parameters and `spare` more: with none spare the law goes through
-    all points and says nothing of its own error.
+    all points and says nothing of its own error. `near`: a law of nearly the same points, the only start then.
     """
     needed, there = (3 if asymptote is None else 2) + spare, distinct([point.flops for point in points])
     if there < needed:
@@ -87,8 +92,10 @@ def fit_compute(points: Sequence[Point], asymptote: int | float | None, *, spare
             f"a law with {kind} asymptote needs points at {needed} or more distinct FLOPs, there are {there}",
             "Add rungs, or pin the asymptote with --asymptote" if asymptote is None else "Add rungs",
         )
+    _require_span(points, "flops", "loss")
     with np.errstate(over="ignore"):  # a step too far is infinite, and the solver takes a smaller one
-        fit = _free(points) if asymptote is None else _pinned(points, asymptote)
+        fit = _free(points, near) if asymptote is None else _pinned(points, asymptote)
+    _require_scale(points, fit.law.log_scale)  # type: ignore[union-attr]
     if not fit.law.alpha > 0:  # type: ignore[union-attr]
         raise EquimoeError(
             _named(points),
@@ -102,6 +109,24 @@ def fit_compute(points: Sequence[Point], asymptote: int | float | None, *, spare
 def _named(points: Sequence[Point]) -> str:
     name = points[0].eval if points else ""
     return f"points of {name}" if name else "points"
+
+
+def _require_span(points: Sequence[Point], *names: str) -> None:
+    for name in names:
+        sizes = [float(getattr(point, name)) for point in points]
+        if math.log(max(sizes)) - math.log(min(sizes)) > math.log(_SPAN):
+            raise EquimoeError(
+                _named(points),
+                f"{name} must lie within 30 powers of ten, they are {min(sizes):g} .. {max(sizes):g}",
+                "Look for a value in another unit",
+            )
+
+
+def _require_scale(points: Sequence[Point], *logarithms: float) -> None:
+    if max(map(abs, logarithms)) > _LARGEST_LOG:
+        raise EquimoeError(
+            _named(points), "the law that fits best has factors beyond all numbers", "Look for a point that is far off"
+        )
 
 
 def _pinned(points: Sequence[Point], asymptote: int | float) -> Fit:
@@ -125,7 +150,7 @@ def _pinned(points: Sequence[Point], asymptote: int | float) -> Fit:
     return Fit(ComputeLaw(asymptote, height + alpha * middle, alpha, pinned=True), tuple(points))
 
 
-def _free(points: Sequence[Point]) -> Fit:
+def _free(points: Sequence[Point], near: Law | None) -> Fit:
     from scipy.optimize import least_squares
 
     losses, logs = np.array([point.loss for point in points]), np.log([float(point.flops) for point in points])
@@ -141,8 +166,8 @@ def _free(points: Sequence[Point]) -> Fit:
         return np.stack([found[:, 0], found[:, 1] + found[:, 0] * middle, found[:, 2]], axis=1)
 
     best = None
-    for share in _ASYMPTOTES:
-        asymptote = share * lowest
+    asymptotes = [share * lowest for share in _ASYMPTOTES]
+    for asymptote in asymptotes if near is None else [min(near.asymptote, asymptotes[-1])]:
         table = np.stack([np.ones(len(logs)), -(logs - middle)], axis=1)
         height, alpha = np.linalg.lstsq(table, np.log(losses - asymptote), rcond=None)[0]
         start = [height, alpha, max(asymptote, 1e-6 * lowest)]
@@ -157,7 +182,7 @@ def _free(points: Sequence[Point]) -> Fit:
     return Fit(law(best.x), tuple(points), at_bound=bool(best.x[2] < 1e-3 * lowest))
 
 
-def fit_two(points: Sequence[Point], *, spare: int = 1) -> Fit:
+def fit_two(points: Sequence[Point], *, spare: int = 1, near: Law | None = None) -> Fit:
     """L(N, D) = E + A/N^a + B/D^b. N and D must vary apart: at one number of tokens a parameter they say one thing."""
     inputs = TwoLaw(0.0, 0.0, 0.0, 0.0, 0.0).inputs(points)
     needed = TwoLaw.parameters + spare
@@ -169,18 +194,21 @@ def fit_two(points: Sequence[Point], *, spare: int = 1) -> Fit:
             f"are {counted[0]}, {counted[1]} and {counted[2]}",
             "Add runs, or use --form compute",
         )
-    if distinct(list(map(float, inputs[:, 1] / inputs[:, 0]))) == 1:
+    ratios = np.log(inputs[:, 1]) - np.log(inputs[:, 0])
+    if np.ptp(ratios) < SAME:
         raise EquimoeError(
             _named(points),
             "all have the same tokens per parameter, which cannot tell the two apart",
             "Add runs that are trained longer or shorter, or use --form compute",
         )
+    _require_span(points, "params", "tokens", "loss")
     with np.errstate(over="ignore"):  # as above
-        law = _two(inputs, np.log([point.loss for point in points]))
+        law = _two(inputs, np.log([point.loss for point in points]), near)
+    _require_scale(points, law.log_a, law.log_b)
     return Fit(law, tuple(points), at_bound=law.asymptote < 1e-3 * min(point.loss for point in points))
 
 
-def _two(inputs: Inputs, losses: Values) -> TwoLaw:
+def _two(inputs: Inputs, losses: Values, near: Law | None) -> TwoLaw:
     """`losses`: their logarithms."""
     from scipy.optimize import least_squares
 
@@ -192,10 +220,14 @@ def _two(inputs: Inputs, losses: Values) -> TwoLaw:
         return np.concatenate([found[:, :4], found[:, 4:] * np.exp(x[4])], axis=1)
 
     best = None
-    for start in _two_starts(np.log(inputs), np.exp(losses))[:_REFINED]:
+    if isinstance(near, TwoLaw):
+        starts = [[near.log_a, near.alpha, near.log_b, near.beta, math.log(max(near.asymptote, 1e-4))]]
+    else:
+        starts = _two_starts(np.log(inputs), np.exp(losses))[:_REFINED]
+    for start in starts:
         found = least_squares(
             lambda x: np.log(law(x).losses(inputs)) - losses,
-            start, slopes, x_scale="jac", loss="huber", f_scale=HUBER_TWO, max_nfev=500, **_precise(),
+            start, slopes, x_scale="jac", loss="huber", f_scale=HUBER_TWO, **_precise(),
         )  # fmt: skip
         if best is None or found.cost < best.cost * (1 - 1e-9) - _NOISE**2:
             best = found
@@ -217,5 +249,5 @@ def _two_starts(logs: Inputs, losses: Values) -> list[list[float]]:
     return [start for _, start in sorted(starts)]
 
 
-def _precise() -> dict[str, float]:
-    return {"xtol": _TOLERANCE, "ftol": _TOLERANCE, "gtol": _TOLERANCE}
+def _precise() -> dict[str, float | int]:
+    return {"xtol": _TOLERANCE, "ftol": _TOLERANCE, "gtol": _TOLERANCE, "max_nfev": _EVALUATIONS}

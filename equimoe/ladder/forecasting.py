@@ -8,7 +8,6 @@ has no law is left out and counted: too few rungs were evaluated that early, or 
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from equimoe.errors import EquimoeError
 from equimoe.ladder.asymptotes import Asymptotes
 from equimoe.ladder.curves import at_fraction, curves
 from equimoe.ladder.fitting import fit_compute
-from equimoe.ladder.intervals import LEVEL, Interval, bootstrap, check_level, student
+from equimoe.ladder.intervals import DRAWS, DRAWS_TWO, LEVEL, Interval, bootstrap, check_level, student
 from equimoe.ladder.points import Point
 from equimoe.ladder.predictions import Entry, Prediction
 from equimoe.ladder.reading import PointSet
@@ -121,8 +120,9 @@ def _predicted(
 ) -> Predicted:
     at = np.array([[size.params, size.tokens] if found.form == "two" else [size.flops]], dtype=float)
     (by_student,) = student(found.fit, at, level)
-    refit = refitter(found.form, asymptotes.of(found.eval))
-    (by_bootstrap,) = bootstrap(found.fit, refit, at, level, seed=seed)
+    refit = refitter(found.form, asymptotes.of(found.eval), near=found.fit.law)
+    draws = DRAWS_TWO if found.form == "two" else DRAWS
+    (by_bootstrap,) = bootstrap(found.fit, refit, at, level, draws=draws, seed=seed)
     return Predicted(found.eval, size, by_student, by_bootstrap, measured)
 
 
@@ -197,7 +197,7 @@ def predict_path(
             try:
                 entries.append(_entry(points, asymptotes.of(name), recipe, name, step, per_step, level))
             except EquimoeError as error:
-                left_out[f"{name}: {re.split('[:;]', error.rule)[0]}"] += 1  # what follows names points
+                left_out[f"{name}: {error.rule.partition(';')[0]}"] += 1  # what follows names points
     if not entries:
         reasons = "; ".join(left_out)
         raise EquimoeError(
@@ -216,8 +216,14 @@ def _entry(
     per_step: int,
     level: int | float,
 ) -> Entry:
-    there, _ = at_fraction(points, step / recipe.schedule.steps)
-    fit = fit_compute(there, asymptote)
+    there, missing = at_fraction(points, step / recipe.schedule.steps)
+    try:
+        fit = fit_compute(there, asymptote)
+    except EquimoeError as error:
+        if not missing:
+            raise
+        rule = f"{len(missing)} of {len(missing) + len(there)} rungs have no evaluation that early or late"
+        raise EquimoeError(name, rule, "Evaluate the rungs more often") from error
     (interval,) = student(fit, np.array([[float(step * per_step)]]), level)
     if interval.low is None or interval.high is None:
         raise EquimoeError(name, interval.why, "Add rungs")

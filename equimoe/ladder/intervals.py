@@ -4,7 +4,8 @@ Both intervals are of a new measurement at a size, not of the law alone.
 
 * `student`: the law is linearised at its parameters; the variance of a residual comes from the lack of fit, with n - p
   degrees of freedom. With three rungs and two parameters that is one degree, and the 95 % factor is 12.7: wide, and
-  honest. It takes scatter as of one size, independent and normal in what the law measures, and the law as true.
+  honest. It takes scatter as of one size, independent and normal in what the law measures, and the form of the law and
+  a pinned asymptote as true: a wrong one is no part of the interval.
 * `bootstrap`: rungs are drawn with replacement (all points of a rung together), the law is fitted again, and a residual
   of the fit is added, widened by sqrt(n / (n - p)). Draws that do not determine the law are drawn again, and counted.
   With few rungs there are few different draws (three: 7), so it is too narrow there; the number is given.
@@ -23,9 +24,21 @@ from equimoe.ladder.fitting import Fit
 from equimoe.ladder.laws import Inputs
 from equimoe.ladder.points import Point
 
-__all__ = ["DRAWS", "LEVEL", "Interval", "LeftOut", "Refit", "bootstrap", "check_level", "leave_one_out", "student"]
+__all__ = [
+    "DRAWS",
+    "DRAWS_TWO",
+    "LEVEL",
+    "Interval",
+    "LeftOut",
+    "Refit",
+    "bootstrap",
+    "check_level",
+    "leave_one_out",
+    "student",
+]
 
 LEVEL, DRAWS, SEED = 0.95, 1000, 0
+DRAWS_TWO = 300  # of the two-variable form, whose fit takes 10 ms
 _TRIES = 20  # of one draw, before it is given up
 Refit = Callable[[Sequence[Point]], Fit]  # the same law of other points; EquimoeError where they do not determine it
 

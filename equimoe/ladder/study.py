@@ -18,6 +18,7 @@ from equimoe.ladder.asymptotes import Asymptotes
 from equimoe.ladder.curves import at_fraction
 from equimoe.ladder.fitting import Fit, fit_compute, fit_two
 from equimoe.ladder.intervals import LEVEL, Interval, LeftOut, Refit, leave_one_out, student
+from equimoe.ladder.laws import Law
 from equimoe.ladder.points import Point
 from equimoe.ladder.reading import PointSet
 from equimoe.ladder.tables import aligned, percent
@@ -28,11 +29,11 @@ __all__ = ["EvalFit", "Form", "HeldOut", "LadderFit", "fit_ladder", "refitter"]
 Form = Literal["compute", "two"]
 
 
-def refitter(form: Form, asymptote: int | float | None) -> Refit:
-    """The same law of other points, exactly determined ones too."""
+def refitter(form: Form, asymptote: int | float | None, near: Law | None = None) -> Refit:
+    """The same law of other points, exactly determined ones too. `near`: fast, from a law of nearly the same points."""
     if form == "two":
-        return lambda points: fit_two(points, spare=0)
-    return lambda points: fit_compute(points, asymptote, spare=0)
+        return lambda points: fit_two(points, spare=0, near=near)
+    return lambda points: fit_compute(points, asymptote, spare=0, near=near)
 
 
 @dataclass(frozen=True)

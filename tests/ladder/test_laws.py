@@ -123,6 +123,7 @@ def test_two_variables_with_noise_and_one_bad_point():
         (ANCHORS, math.nan, "must be at least 0"),
         ([Point(p.flops, 6 - p.loss) for p in ANCHORS], 1.4, "loss must fall as FLOPs grow"),
         ([], 1.4, "there are 0"),
+        ([*ANCHORS, Point(1e-20, 3.5)], 1.4, "flops must lie within 30 powers of ten, they are 1e-20 .. 7.16e+20"),
     ],
 )
 def test_what_no_law_can_be_of(points, asymptote, said):
