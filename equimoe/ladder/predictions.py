@@ -23,6 +23,7 @@ from equimoe.files import expanded, no_name_twice, write_file
 __all__ = ["Entry", "Prediction", "read_prediction", "write_prediction"]
 
 _SHOWN = 20
+_LARGEST = 1e300  # JSON has whole numbers that no float holds
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def _check(entry: Entry, where: str, problems: Problems) -> None:
     problems.require(entry.step >= 1, where, entry.step, "step must be at least 1", "restore it")
     numbers = {name: getattr(entry, name) for name in _NUMBERS}
     for name, value in numbers.items():
-        whole = 0 < value < math.inf
+        whole = 0 < value < _LARGEST
         problems.require(whole, f"{where}, {name}", value, "must be a positive, finite number", "restore it")
     band = f"{entry.low!r} .. {entry.mean!r} .. {entry.high!r}"
     problems.require(entry.low <= entry.mean <= entry.high, where, band, "must be low <= mean <= high", "restore it")

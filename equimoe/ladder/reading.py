@@ -1,12 +1,18 @@
-"""Points from all that a command names: .csv files and runs, by name or folder; and those of one held-out set."""
+"""Points from all that a command names: .csv files and runs, by name or folder; and those of one held-out set.
+
+A run's rung is the name of its recipe. Runs of one recipe that differ in size, by changes on the command line say, are
+different rungs all the same: they are called by their folders. Runs of one size are its seeds, and stay one rung.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from equimoe.errors import EquimoeError, Problems
 from equimoe.files import expanded
+from equimoe.ladder.fitting import distinct
 from equimoe.ladder.points import Point, read_csv
 from equimoe.ladder.run_points import FlopsRule, read_run
 from equimoe.recipe.fields import nearest
@@ -39,14 +45,15 @@ def read_points(sources: Sequence[str], *, eval: str | None = None, rule: FlopsR
     """
     points: list[Point] = []
     notes: list[str] = []
-    problems, runs = Problems("points of the ladder"), False
+    of_runs: list[Point] = []
+    problems = Problems("points of the ladder")
     for source in sources:
         try:
             if source.lower().endswith(".csv") or expanded(source).is_file():
                 points += read_csv(source)
             else:
                 found, said = read_run(find_run(source), rule=rule)
-                points, notes, runs = points + found, notes + said, True
+                of_runs, notes = of_runs + found, notes + said
         except EquimoeError as error:
             if len(sources) == 1:
                 raise
@@ -54,6 +61,7 @@ def read_points(sources: Sequence[str], *, eval: str | None = None, rule: FlopsR
     twice = sorted({source for source in sources if sources.count(source) > 1})
     problems.require(not twice, "POINTS", ", ".join(twice), "are named twice", "name each once")
     problems.raise_if_any("Change what is named above")
+    points += _told_apart(of_runs)
     if eval is not None:
         names = sorted({point.eval for point in points})
         points = [replace(point, eval=eval) for point in points if point.eval in ("", eval)]
@@ -61,7 +69,16 @@ def read_points(sources: Sequence[str], *, eval: str | None = None, rule: FlopsR
             close = nearest(eval, names)
             remedy = f"did you mean {close}?" if close else f"there are {', '.join(names)}"
             raise EquimoeError("--eval", "must be a held-out set of the points", remedy, value=eval)
-    return PointSet(tuple(points), tuple(notes), rule if runs else None)
+    return PointSet(tuple(points), tuple(notes), rule if of_runs else None)
+
+
+def _told_apart(points: Sequence[Point]) -> list[Point]:
+    """With the folder's name as the rung's where runs of one recipe are of different sizes."""
+    sizes: dict[str, list[float]] = {}
+    for point in points:
+        sizes.setdefault(point.rung, []).append(point.flops / point.fraction)
+    shared = {rung for rung, found in sizes.items() if distinct(found) > 1}
+    return [replace(p, rung=Path(p.source).name) if p.rung in shared else p for p in points]
 
 
 def of_one_eval(found: PointSet, what: str) -> str:

@@ -8,7 +8,6 @@ gives the evaluations that it has, and a note says so.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +22,7 @@ __all__ = ["FlopsRule", "flops_per_step", "read_run"]
 
 FlopsRule = Literal["published", "true"]
 _LOSS = "eval_loss/"
+_LARGEST = 1e300  # JSON has whole numbers that no float holds
 
 
 def flops_per_step(recipe: Recipe, rule: FlopsRule) -> int:
@@ -70,7 +70,7 @@ def _losses(run: Path, steps: int) -> dict[tuple[int, str], float]:
             continue
         for name, value in found.items():
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            whole = number and 0 < value < math.inf
+            whole = number and 0 < value < _LARGEST
             where = f"{_LOSS}{name} at step {step}"
             problems.require(whole, where, value, "must be a positive, finite number", "restore the line")
             known = losses.setdefault((step, name), value)

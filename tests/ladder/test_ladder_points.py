@@ -159,6 +159,7 @@ def test_an_unfinished_run_says_how_far_it_is(tmp_path):
         (['{"step": true, "eval_loss/a": 3}'], "step (True): of an evaluation"),
         (['{"eval_loss/a": 3}'], "step (None): of an evaluation"),
         (['{"step": 1, "eval_loss/a": NaN}'], "eval_loss/a at step 1 (nan): must be a positive, finite number"),
+        (['{"step": 1, "eval_loss/a": 1' + "0" * 400 + "}"], "must be a positive, finite number"),
         (['{"step": 1, "eval_loss/a": "3"}'], "eval_loss/a at step 1 ('3'): must be a positive"),
         (['{"step": 1, "eval_loss/a": 3}', '{"step": 1, "eval_loss/a": 4}'], "(4): stands there twice, with 3"),
     ],
@@ -168,6 +169,15 @@ def test_odd_run_folders(tmp_path, lines, said):
     with pytest.raises(EquimoeError) as caught:
         read_run(tmp_path / "a")
     assert said in str(caught.value)
+
+
+def test_runs_of_one_recipe_are_told_apart_by_size_and_seeds_are_one_rung(tmp_path):
+    for name, steps in (("short", 50), ("long", 100), ("again", 100)):
+        make_run(tmp_path / name, [json.dumps({"step": steps, "eval_loss/a": 3.0})], steps=steps)
+    found = read_points([str(tmp_path / name) for name in ("short", "long")])
+    assert [point.rung for point in found.points] == ["short", "long"]
+    found = read_points([str(tmp_path / name) for name in ("long", "again")])
+    assert [point.rung for point in found.points] == ["tiny", "tiny"]
 
 
 # ---- curves

@@ -57,6 +57,7 @@ def test_between_steps_it_goes_by_log_tokens_and_outside_there_is_none():
         ({"tokens": -1}, "must be a positive, finite number"),
         ({"high": math.nan}, "must be a positive, finite number"),
         ({"high": math.inf}, "must be a positive, finite number"),
+        ({"high": 10**400}, "must be a positive, finite number"),
         ({"step": 400}, "is there twice"),
         ({"tokens": 5e6}, "tokens must grow with step"),
     ],
