@@ -78,7 +78,10 @@ def _told_apart(points: Sequence[Point]) -> list[Point]:
     for point in points:
         sizes.setdefault(point.rung, []).append(point.flops / point.fraction)
     shared = {rung for rung, found in sizes.items() if distinct(found) > 1}
-    return [replace(p, rung=Path(p.source).name) if p.rung in shared else p for p in points]
+    folders = {point.source: Path(point.source).name for point in points}
+    if len(set(folders.values())) < len(folders):
+        folders = {source: source for source in folders}
+    return [replace(point, rung=folders[point.source]) if point.rung in shared else point for point in points]
 
 
 def of_one_eval(found: PointSet, what: str) -> str:
