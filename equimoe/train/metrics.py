@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from equimoe.errors import EquimoeError
-from equimoe.files import write_file
+from equimoe.files import read_lines, write_file
 
 __all__ = ["METRICS", "Metric", "RunLog", "read_lines", "rewind", "rewound"]
 
@@ -185,23 +185,3 @@ def _step_of(line: str) -> int | None:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-
-
-def read_lines(path: Path) -> list[dict]:
-    """All whole lines of a JSON-lines file; EquimoeError names one that is no JSON object."""
-    if not path.exists():
-        return []
-    found = []
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
-        if not line.endswith(b"\n"):
-            continue
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            entry = None
-        if not isinstance(entry, dict):
-            raise EquimoeError(
-                f"{path}:{number}", "every line must be a JSON object", "Restore the line, or remove it from the file"
-            )
-        found.append(entry)
-    return found
