@@ -21,7 +21,9 @@ __all__ = [
     "Checkpoints",
     "Data",
     "Evaluation",
+    "EarlierPlan",
     "HeldOutSet",
+    "InitFrom",
     "Loading",
     "Logging",
     "Mesh",
@@ -106,14 +108,55 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
+class EarlierPlan:
+    """A length that the run was planned with, in force until a step. `equimoe replan` writes it."""
+
+    until_step: int
+    steps: int
+
+
+@dataclass(frozen=True)
 class Schedule:
-    """How long, in optimizer steps, and how much per step."""
+    """How long, in optimizer steps, and how much per step.
+
+    `earlier`: plans that the run followed before this one, by name, in the order of their steps. Until the last of them
+    ends the rates are theirs; from there they go linearly to the end of this one (`equimoe.optim.rates.planned`).
+    """
 
     steps: int
     batch_sequences: int
     accumulation: int = 1  # micro-batches that a step's batch is cut into, one after another: less memory, same update
     warmup_fraction: float = 0.01
     final_fraction: float = 0.05
+    earlier: Mapping[str, EarlierPlan] = field(default_factory=dict)
+
+    @property
+    def first_steps(self) -> int:
+        """The length that the run was begun with: peak rates come from its tokens."""
+        return next((plan.steps for plan in self.earlier.values()), self.steps)
+
+    @property
+    def plans(self) -> tuple[tuple[int, int], ...]:
+        """(until which step, planned steps) of every earlier plan."""
+        return tuple((plan.until_step, plan.steps) for plan in self.earlier.values())
+
+
+TAKEN = ("weights", "betas", "optimizer", "position", "data")
+
+
+@dataclass(frozen=True)
+class InitFrom:
+    """What a run begins with instead of fresh weights: a run, an exported folder, or a model of the Hub.
+
+    `take` says what of it: `weights` always; `betas`, the router bias that balancing had come to; `optimizer`, its
+    moments; `position`, the step number, and with it the place in the schedule; `data`, the place in the data as well.
+    """
+
+    source: str | None = None
+    step: int | None = None  # of a run: which checkpoint; None: the newest
+    revision: str | None = None  # of a model of the Hub
+    take: tuple[str, ...] = ("weights", "betas")
+    data_step: int = 0  # written at the start: the step that row 0 of the data belongs to
 
 
 @dataclass(frozen=True)
@@ -254,6 +297,19 @@ _RULES: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
         lambda v: v and all(share > 0 for share in v) and abs(sum(v) - 1) < 1e-9,
         "mixture.shares",
     ),
+    (
+        f"must be among {', '.join(TAKEN)}, weights with them",
+        "add weights",
+        lambda v: "weights" in v and set(v) <= set(TAKEN) and len(set(v)) == len(v),
+        "init_from.take",
+    ),
+    (
+        "must have optimizer with position, and position with data",
+        "the place in the schedule is the optimizer's, and data goes on from the step",
+        lambda v: ("position" not in v or "optimizer" in v) and ("data" not in v or "position" in v),
+        "init_from.take",
+    ),
+    ("must be 0 or above", "leave it out", lambda v: v >= 0, "init_from.step init_from.data_step"),
     ("must be 0 or above", "0 is greedy", lambda v: v >= 0, "samples.temperature"),
     # JAX keeps 32 bits of a seed: two that differ above them would give one model.
     ("must be in 0 .. 4,294,967,295", "use one of these", lambda v: 0 <= v < 2**32, "seed"),
@@ -290,6 +346,7 @@ class Recipe:
     mixture: Mixture = field(default_factory=Mixture)
     loading: Loading = field(default_factory=Loading)
     logging: Logging = field(default_factory=Logging)
+    init_from: InitFrom = field(default_factory=InitFrom)
     mesh: Mesh = field(default_factory=Mesh)
     transport: Transport = field(default_factory=Transport)
     compute_dtype: str = "auto"  # auto: bfloat16 on an accelerator, float32 on CPU
@@ -323,6 +380,7 @@ class Recipe:
             f"must divide schedule.batch_sequences ({batch})",
             "use a divisor",
         )
+        self._check_plans(problems)
         prompts = self.samples.prompts
         problems.require(
             self.samples.every_steps is None or bool(prompts),
@@ -333,6 +391,18 @@ class Recipe:
         )
         self._check_evals(problems)
         problems.raise_if_any()
+
+    def _check_plans(self, problems: Problems) -> None:
+        before = 0
+        for name, plan in self.schedule.earlier.items():
+            problems.require(
+                before < plan.until_step < min(plan.steps, self.schedule.steps),
+                f"schedule.earlier.{name}.until_step",
+                plan.until_step,
+                f"must be above {before:,} and below the steps of its own plan and of the last one",
+                "leave it to `equimoe replan`",
+            )
+            before = plan.until_step
 
     def _check_evals(self, problems: Problems) -> None:
         if not isinstance(self.evals, Mapping):
@@ -374,6 +444,11 @@ class Recipe:
     @property
     def total_tokens(self) -> int:
         return self.schedule.steps * self.tokens_per_step
+
+    @property
+    def data_sequences(self) -> int:
+        """Rows that the run reads of its data."""
+        return (self.schedule.steps - self.init_from.data_step) * self.schedule.batch_sequences
 
     def computed_in(self, dtype: str) -> Recipe:
         """With `auto` replaced: by `dtype` what is computed in, by that what Newton-Schulz is."""

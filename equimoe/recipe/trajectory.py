@@ -79,6 +79,9 @@ def refuse_edited(kept: Mapping[str, Any], recipe: Recipe, where: str, *, step: 
     A setting that `kept` lacks is younger than the checkpoint; its default is what was done before it existed.
     """
     now = {**{path: None for path in kept if path.startswith(STAGES)}, **trajectory(recipe)}
+    planned = [plan for until, plan in recipe.schedule.plans if until >= step]  # of `replan`: in force at that step
+    if planned and kept.get("schedule.steps") == planned[0]:
+        now["schedule.steps"] = planned[0]
     differing = [f"{path} {kept[path]!r} -> {now[path]!r}" for path in now if path in kept and kept[path] != now[path]]
     for name, stage in recipe.mixture.stages.items():
         path = f"{STAGES}{name}.from_step"

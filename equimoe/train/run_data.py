@@ -46,8 +46,8 @@ class RunData:
     def lines(self) -> Iterator[str]:
         """How much the run reads, and how often."""
         recipe = self.recipe
-        sequences = recipe.schedule.steps * recipe.schedule.batch_sequences
-        tokens = f"data: {recipe.total_tokens:,} tokens to train on"
+        sequences = recipe.data_sequences
+        tokens = f"data: {sequences * recipe.model.max_position_embeddings:,} tokens to train on"
         if isinstance(self.rows, Rows):
             yield f"{tokens} = {sequences / self.rows.rows_per_epoch:.2f} epochs of the training split"
         else:
@@ -61,9 +61,10 @@ class RunData:
         if isinstance(self.rows, Rows):
             return {}
         batch, schedule = self.recipe.schedule.batch_sequences, self.rows.schedule
-        values: dict[str, float | int] = {"mixture_segment": schedule.segment_of((step - 1) * batch)}
+        end = (step - self.recipe.init_from.data_step) * batch
+        values: dict[str, float | int] = {"mixture_segment": schedule.segment_of(end - batch)}
         if norms_due(self.recipe, step):
-            before, after = schedule.counts((step - 1) * batch), schedule.counts(step * batch)
+            before, after = schedule.counts(end - batch), schedule.counts(end)
             for name, read in after.items():
                 if schedule.rows_used[name]:
                     values[f"cell_share/{name}"] = (read - before[name]) / batch
