@@ -29,7 +29,7 @@ from equimoe.errors import EquimoeError, Problems
 from equimoe.files import typed
 from equimoe.optim.rates import Rates
 from equimoe.plan.arithmetic import run_rates
-from equimoe.recipe import Recipe
+from equimoe.recipe import Mixture, Recipe
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.recipe.record import EarlierPlan, InitFrom
 from equimoe.recipe.run_folder import find_run
@@ -132,7 +132,7 @@ def state_of(parent: Parent, recipe: Recipe, optimizer: optax.GradientTransforma
     if "optimizer" in take:
         state = checkpoint.restore(parent.checkpoint, like)
     else:
-        like = TrainState(like.step, like.model, None, like.betas)
+        like = eqx.tree_at(lambda state: state.optimizer, like, None)
         found = checkpoint.restore(parent.checkpoint, like, without_optimizer=True)
         state = state_of_weights(found.model, optimizer, mesh)
         state = TrainState(found.step, state.model, state.optimizer, found.betas)
@@ -221,9 +221,16 @@ def _check_data(recipe: Recipe, parent: Parent, problems: Problems) -> None:
     for name in ("weights", "shares", "simulated_tokens"):
         mine, theirs = getattr(now, name), getattr(before, name)
         _require_same(mine == theirs, f"mixture.{name}", mine, theirs, problems)
-    longer = recipe.model.max_position_embeddings / parent.recipe.model.max_position_embeddings
-    block = before.block_sequences / longer
-    _require_same(now.block_sequences == block, "mixture.block_sequences", now.block_sequences, block, problems)
+    if before != Mixture():  # of a store: a block must stay as many tokens
+        shorter = parent.recipe.model.max_position_embeddings / recipe.model.max_position_embeddings
+        block = before.block_sequences * shorter
+        problems.require(
+            now.block_sequences == block,
+            "mixture.block_sequences",
+            now.block_sequences,
+            f"must hold as many tokens as in the parent, which is {block:g} sequences",
+            f"use {block:g}" if block == int(block) else "use rows of a length that divides it",
+        )
     for name, stage in before.stages.items():
         _require_same(now.stages.get(name) == stage, f"mixture.stages.{name}", now.stages.get(name), stage, problems)
     for name in now.stages.keys() - before.stages.keys():

@@ -154,7 +154,7 @@ def test_longer_rows_keep_tokens_a_step_and_go_on(tiny, tmp_path):
 
 
 def test_all_that_does_not_match_is_said_at_once(tiny, tmp_path):
-    model = dataclasses.replace(tiny.recipe.model, sliding_window=16, num_experts_per_tok=1)
+    model = dataclasses.replace(tiny.recipe.model, rope_theta=500.0, num_experts_per_tok=1)
     schedule = dataclasses.replace(tiny.recipe.schedule, batch_sequences=4, final_fraction=0.1, steps=8)
     optimizer = Optimizer(quantile_balancing_bins=1000, muonh_lr=0.01, gate_router_decay=0.1)
     wrong = child_of(tiny, model=model, schedule=schedule, optimizer=optimizer, seed=3)
@@ -162,7 +162,7 @@ def test_all_that_does_not_match_is_said_at_once(tiny, tmp_path):
         loop.train_recipe(wrong, tmp_path / "run")
     assert [line.split(" (")[0] for line in caught.value.problems] == [
         "model.num_experts_per_tok",
-        "model.sliding_window",
+        "model.rope_theta",
         "optimizer.gate_router_decay",
         "schedule.batch_sequences",
         "schedule.final_fraction",
