@@ -27,6 +27,8 @@ _PUBLIC = {
     "Mixture": ("equimoe.recipe.record", "Mixture"),
     "MixtureStage": ("equimoe.recipe.record", "MixtureStage"),
     "Transport": ("equimoe.recipe.record", "Transport"),
+    "continued": ("equimoe.recipe.continued", "continued"),
+    "InitFrom": ("equimoe.recipe.record", "InitFrom"),
     "ModelConfig": ("equimoe.config", "ModelConfig"),
     "Optimizer": ("equimoe.recipe.record", "Optimizer"),
     "Recipe": ("equimoe.recipe.record", "Recipe"),

@@ -6,8 +6,10 @@ Expect:  each evaluation is a point at its fraction of training; the hero is pre
 
     equimoe show ladder rung=d1024
     equimoe train ladder rung=d768 --data store
-    equimoe ladder predict runs/d768 runs/d1024 runs/d1536 --recipe hero --asymptote 1.4 --out prediction.json
+    equimoe ladder predict runs/ladder-* --recipe hero --asymptote 1.4 --out prediction.json
 """
+
+from pathlib import Path
 
 from equimoe import Checkpoints, Data, EquimoeError, Evaluation, Mesh, Optimizer, Recipe, Schedule, Transport, preset
 from equimoe.counting import counts
@@ -34,7 +36,7 @@ def recipe(rung: str = "d768", tokens_per_parameter: int = TOKENS_PER_ACTIVE_PAR
     steps = round(tokens_per_parameter * counts(model).active_published / tokens_per_step)
     often = max(1, steps // EVALUATIONS)
     return Recipe(
-        name=rung,
+        name=f"{Path(__file__).stem}-{rung}",
         purpose="A rung of the ladder (rung=d768, d1024, d1536, d2048): the hero's recipe at a smaller width.",
         cost="64 to 704 GPUs; 5.5e19 to 9.2e21 FLOPs",
         model=model,

@@ -55,6 +55,8 @@ class Data:
     cell: str | None = None  # rule that puts documents into cells: source, folder, file, field:NAME, cells:MODEL
     packing: str = "stream"  # documents of a store into rows: stream (cut at row ends), best_fit (whole, padded)
     border_targets: bool = True  # the first token after a document border counts as a target, as in the hero
+    long_document_tokens: int | None = None  # rows that are mostly of documents of so many tokens are long rows, and
+    long_document_times: int = 1  # come round so often in their cell, whose weight stays (packing stream)
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,8 @@ _RULES: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
         "must be at least 1",
         "use a positive number",
         lambda v: v >= 1,
-        f"{_COUNTS} data.heldout_max_bytes data.max_bytes data.piece_bytes mixture.simulated_tokens",
+        f"{_COUNTS} data.heldout_max_bytes data.max_bytes data.piece_bytes mixture.simulated_tokens "
+        "data.long_document_tokens data.long_document_times",
     ),
     ("must be 0 or above", "0 turns it off", lambda v: v >= 0, "optimizer.z_loss optimizer.gate_router_decay"),
     ("must be in [0, 1)", "the hero uses 0.01", lambda v: 0 <= v < 1, "schedule.warmup_fraction"),
@@ -449,6 +452,13 @@ class Recipe:
     def data_sequences(self) -> int:
         """Rows that the run reads of its data."""
         return (self.schedule.steps - self.init_from.data_step) * self.schedule.batch_sequences
+
+    @property
+    def planned_tokens(self) -> int:
+        """Tokens of its data that the run was to read when it began: what simulated epoching is a share of."""
+        begun = self.init_from.data_step
+        steps = next((steps for until, steps in self.schedule.plans if begun < until), self.schedule.steps)
+        return (steps - begun) * self.tokens_per_step
 
     def computed_in(self, dtype: str) -> Recipe:
         """With `auto` replaced: by `dtype` what is computed in, by that what Newton-Schulz is."""

@@ -12,7 +12,16 @@ from equimoe.errors import EquimoeError
 from equimoe.files import ASIDE_PREFIX, LOCK, typed
 from equimoe.recipe.fields import nearest
 
-__all__ = ["LONGEST_NAME", "checkpoint_steps", "find_run", "has_begun", "known_runs", "new_run", "refuse_used", "run_path"]
+__all__ = [
+    "LONGEST_NAME",
+    "checkpoint_steps",
+    "find_run",
+    "has_begun",
+    "known_runs",
+    "new_run",
+    "refuse_used",
+    "run_path",
+]
 
 RUNS = Path("runs")
 LONGEST_NAME = 255  # bytes, on every file system in use

@@ -99,6 +99,7 @@ def _refuse_what_needs_a_store(recipe: Recipe) -> None:
         ("mixture", recipe.mixture, Mixture()),
         ("data.packing", recipe.data.packing, plain.packing),
         ("data.border_targets", recipe.data.border_targets, plain.border_targets),
+        ("data.long_document_times", recipe.data.long_document_times, plain.long_document_times),
     ):
         problems.require(value == default, path, value, "has no effect on files without cells", remedy)
     if not all(element in WITH_A_PACKAGE or "://" in element or find_files(element) for element in _elements(recipe)):

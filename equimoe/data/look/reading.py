@@ -15,16 +15,14 @@ its index first, as the run would.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 
 from equimoe.data.cell_store import CellStore
-from equimoe.data.mixture import MixtureSchedule, segments_of, share_of_rows
+from equimoe.data.mixture import MixtureSchedule, run_segments, share_of_rows
 from equimoe.data.mixture.table import MixtureTable
-from equimoe.data.packing import pack
-from equimoe.recipe import Mixture, Recipe
+from equimoe.data.packing import pack_as
+from equimoe.recipe import Recipe
 
 __all__ = ["CellReading", "SegmentReading", "Reading", "reading_from", "reading_of"]
 
@@ -84,30 +82,30 @@ class Reading:
 
 def reading_of(recipe: Recipe, store: CellStore, *, fast: bool = False, log: Log = lambda line: None) -> Reading:
     """What `recipe` reads of `store`. `fast`: by the header alone, so padding of best-fit packing is not counted."""
-    row_tokens, batch = recipe.model.max_position_embeddings, recipe.schedule.batch_sequences
-    segments = segments_of(recipe.mixture, store.tokens, steps=recipe.schedule.steps, batch_sequences=batch)
+    row_tokens = recipe.model.max_position_embeddings
+    segments = run_segments(recipe, store.tokens)
     if fast and recipe.data.packing != "stream":
         rows, padding = {name: -(-tokens // row_tokens) for name, tokens in store.tokens.items()}, None
     else:
         read = {name for segment in segments for name, weight in segment.weights.items() if weight > 0}
-        packed = {name: pack(store.cell(name), row_tokens, recipe.data.packing, log=log) for name in sorted(read)}
+        packed = {name: pack_as(recipe.data, store.cell(name), row_tokens, log=log) for name in sorted(read)}
         rows = {name: packed[name].row_count if name in packed else 0 for name in store.cells}
         padding = {name: cell.padding_share for name, cell in packed.items()}
-    share = share_of_rows(recipe.mixture.simulated_tokens, recipe.total_tokens)
+    share = share_of_rows(recipe.mixture.simulated_tokens, recipe.planned_tokens)
     schedule = MixtureSchedule(segments, rows, recipe.mixture.block_sequences, recipe.seed, share_of_rows=share)
     return reading_from(recipe, schedule, padding)
 
 
 def reading_from(recipe: Recipe, schedule: MixtureSchedule, padding: Mapping[str, float] | None) -> Reading:
     """What a run by this schedule reads. `padding`: share of a cell's rows; None: not known."""
-    batch, steps, most = recipe.schedule.batch_sequences, recipe.schedule.steps, recipe.mixture.most_epochs
-    row_tokens = recipe.model.max_position_embeddings
-    table = schedule.table(steps * batch, batch_sequences=batch, most_epochs=most)
+    batch, most = recipe.schedule.batch_sequences, recipe.mixture.most_epochs
+    row_tokens, sequences = recipe.model.max_position_embeddings, recipe.data_sequences
+    table = schedule.table(sequences, batch_sequences=batch, most_epochs=most)
     real = {cell: row_tokens * (1 - (padding or {}).get(cell, 0.0)) for cell in schedule.cells}
     segments = tuple(_segment(recipe, schedule, number, table, real) for number in range(len(table.segments)))
     tokens = sum(segment.tokens for segment in segments)
     return Reading(
-        steps=steps,
+        steps=recipe.schedule.steps,
         batch_sequences=batch,
         row_tokens=row_tokens,
         block_sequences=schedule.block,
@@ -120,7 +118,7 @@ def reading_from(recipe: Recipe, schedule: MixtureSchedule, padding: Mapping[str
         over=[cell.cell for cell in table.cells if cell.sequences > most * cell.rows_used],
         tokens=tokens,
         first_read_tokens=sum(segment.first_read_tokens for segment in segments),
-        padding_share=1 - tokens / (steps * batch * row_tokens),
+        padding_share=1 - tokens / (sequences * row_tokens),
         padding_counted=padding is not None,
         # Of a stream all rows of a cell have the same padding: none, or its only row.
         tokens_estimated=recipe.data.packing != "stream",
@@ -148,12 +146,13 @@ def _segment(
             first_read_tokens=round(new * real[cell]),
             epochs=sequences / used if used else 0.0,
         )
-    batch, steps = recipe.schedule.batch_sequences, recipe.schedule.steps
+    batch, of_run = recipe.schedule.batch_sequences, schedule.segments[number]
+    parts = f"phase {of_run.phase + 1}" + (f", stage {of_run.stage}" if of_run.stage else "")
     sequences, tokens = segment.end_sequence - segment.first_sequence, sum(cell.tokens for cell in cells.values())
     return SegmentReading(
         number=number,
-        name=f"segment {number} ({_parts(recipe.mixture, segment.first_sequence // batch, steps, batch)})",
-        first_step=segment.first_sequence // batch,
+        name=f"segment {number} ({parts})",
+        first_step=recipe.init_from.data_step + segment.first_sequence // batch,
         steps=sequences // batch,
         sequences=sequences,
         tokens=tokens,
@@ -161,13 +160,3 @@ def _segment(
         padding_share=1 - tokens / (sequences * recipe.model.max_position_embeddings),
         cells=cells,
     )
-
-
-def _parts(mixture: Mixture, step: int, steps: int, batch: int) -> str:
-    """Of the segment that begins at `step`: which phase and stage it is of. Switches are rounded down to a multiple of
-    steps (`equimoe.data.mixture.segments`), and every segment begins at one."""
-    multiple = math.lcm(mixture.block_sequences, batch) // batch
-    ends = [share * steps for share in accumulate(mixture.shares)][:-1]
-    phase = 1 + sum(step > end - multiple for end in ends)
-    stage = [name for name, stage in mixture.stages.items() if stage.from_step <= step][-1:]
-    return f"phase {phase}" + "".join(f", stage {name}" for name in stage)

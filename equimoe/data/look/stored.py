@@ -167,7 +167,7 @@ def look_at_store(
     recipe: Recipe, store: CellStore, *, first_row: int = 0, rows: int = 1, log: Log = lambda line: None
 ) -> StoreLook:
     """Take rows `first_row` .. `first_row + rows - 1`, as the run of `recipe` would read them from `store`."""
-    total = recipe.schedule.steps * recipe.schedule.batch_sequences
+    total = recipe.data_sequences
     if not 0 <= first_row <= first_row + rows <= total:
         raise EquimoeError(
             "row number",

@@ -83,9 +83,7 @@ def shares_of(levels: Sequence[Level], cells: int) -> Float64[np.ndarray, " cell
     return found
 
 
-def block_within(
-    weights: Sequence[Float64[np.ndarray, " _"]], sizes: Iterable[int], most: int | float
-) -> int | None:
+def block_within(weights: Sequence[Float64[np.ndarray, " _"]], sizes: Iterable[int], most: int | float) -> int | None:
     """The first of `sizes` of a block in which no effective weight is more than `most` from the planned one, in any of
     the segments with these `weights`; None: none is so."""
     for size in sizes:
