@@ -51,6 +51,7 @@ PUBLIC_OPTIM = [
     "make",
     "muonh",
     "orthogonalise",
+    "planned",
     "rates_from_budget",
     "refuse_zero_matrices",
     "warmup_then_linear",
