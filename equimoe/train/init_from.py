@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from equimoe.config import ModelConfig
 from equimoe.data.run_store import with_weights_of
 from equimoe.errors import EquimoeError, Problems
 from equimoe.files import typed
@@ -36,10 +37,10 @@ from equimoe.recipe.run_folder import find_run
 from equimoe.train import checkpoint
 from equimoe.train.state import TrainState, abstract_state, state_of_weights
 
-__all__ = ["Parent", "check_parents_data", "find_parent", "joined", "state_of"]
+__all__ = ["Parent", "check_parents_data", "find_parent", "joined", "refuse_other_model", "state_of"]
 
 # Of the model what may change between stages: no tensor has another shape, and the rest is what they were trained for.
-FREE_OF_MODEL = ("max_position_embeddings", "qk_mult", "qk_mult_long_scale")
+FREE_OF_MODEL = ("initializer_range", "max_position_embeddings", "qk_mult", "qk_mult_long_scale")
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def joined(recipe: Recipe, parent: Parent) -> Recipe:
     """`recipe` with what it takes over from `parent` written out; refuses all that does not match, at once."""
     init = dataclasses.replace(recipe.init_from, source=str(parent.run), step=parent.step)
     problems = Problems(f"a run that begins with {parent.run}")
-    _check_model(recipe, parent, problems)
+    _check_model(recipe.model, parent.recipe.model, problems)
     if "optimizer" in init.take:
         before, now = parent.recipe.optimizer.gate_router_decay, recipe.optimizer.gate_router_decay
         _require_same(bool(before) == bool(now), "optimizer.gate_router_decay", now, before, problems)
@@ -166,8 +167,15 @@ def _require_same(holds: bool, path: str, now: Any, before: Any, problems: Probl
     problems.require(holds, path, now, f"must be as in the parent, {before!r}", f"use {before!r}")
 
 
-def _check_model(recipe: Recipe, parent: Parent, problems: Problems) -> None:
-    now, before = dataclasses.asdict(recipe.model), dataclasses.asdict(parent.recipe.model)
+def refuse_other_model(model: ModelConfig, source: ModelConfig, name: str) -> None:
+    """EquimoeError with all differences if weights of `source` are not those of a `model`."""
+    problems = Problems(f"a run that begins with {name}")
+    _check_model(model, source, problems)
+    problems.raise_if_any()
+
+
+def _check_model(model: ModelConfig, source: ModelConfig, problems: Problems) -> None:
+    now, before = dataclasses.asdict(model), dataclasses.asdict(source)
     for name, value in now.items():
         if name not in FREE_OF_MODEL:
             _require_same(value == before[name], f"model.{name}", value, before[name], problems)
