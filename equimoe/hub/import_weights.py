@@ -34,7 +34,7 @@ from equimoe.recipe.resolve import Resolved, changed, resolve
 from equimoe.recipe.trajectory import model_trajectory
 from equimoe.train import checkpoint
 from equimoe.train.from_recipe import make_optimizer
-from equimoe.train.init_from import refuse_other_model
+from equimoe.train.init_from import changes_of_model, refuse_other_model
 from equimoe.train.loop import IMPORTED, concrete
 from equimoe.train.metrics import RunLog
 from equimoe.train.state import TrainState, state_of_weights
@@ -95,7 +95,10 @@ def begin_with_weights(
             value=init.take,
         )
     found = find(init.source, init.revision)
-    refuse_other_model(recipe.model, config_of(found), init.source)
+    source = config_of(found)
+    refuse_other_model(recipe.model, source, init.source)
+    for line in changes_of_model(recipe.model, source):
+        log(line)
     _import(init.source, found, Resolved(recipe, dict(provenance)), run, log=log)
     return run
 

@@ -13,7 +13,7 @@ Cost: one checkpoint is read; nothing of the parent is copied. The new run needs
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,20 @@ from equimoe.optim.rates import Rates
 from equimoe.plan.arithmetic import run_rates
 from equimoe.recipe import Mixture, Recipe
 from equimoe.recipe.recipe_json import read_recipe
-from equimoe.recipe.record import EarlierPlan, InitFrom
+from equimoe.recipe.record import TAKEN, EarlierPlan, InitFrom
 from equimoe.recipe.run_folder import find_run
 from equimoe.train import checkpoint
 from equimoe.train.state import TrainState, abstract_state, state_of_weights
 
-__all__ = ["Parent", "check_parents_data", "find_parent", "joined", "refuse_other_model", "state_of"]
+__all__ = [
+    "Parent",
+    "changes_of_model",
+    "check_parents_data",
+    "find_parent",
+    "joined",
+    "refuse_other_model",
+    "state_of",
+]
 
 # Of the model what may change between stages: no tensor has another shape, and the rest is what they were trained for.
 FREE_OF_MODEL = ("initializer_range", "max_position_embeddings", "qk_mult", "qk_mult_long_scale")
@@ -61,12 +69,14 @@ class Parent:
         """What recipe.json of the new run keeps of it."""
         return {"name": self.recipe.name, "step": self.step, "take": list(init.take), "data": dict(self.data)}
 
-    def line(self, init: InitFrom) -> str:
-        """What is taken, and what is not."""
-        left = [part for part in ("betas", "optimizer", "position", "data") if part not in init.take]
-        return f"begins with {', '.join(init.take)} of {self.run} at step {self.step:,}" + (
+    def lines(self, recipe: Recipe) -> Iterator[str]:
+        """What is taken, what is not, and what of the model is another from here on."""
+        take = recipe.init_from.take
+        left = [part for part in TAKEN if part not in take]
+        yield f"begins with {', '.join(take)} of {self.run} at step {self.step:,}" + (
             f"; not its {', '.join(left)}" if left else ""
         )
+        yield from changes_of_model(recipe.model, self.recipe.model)
 
 
 def find_parent(recipe: Recipe) -> Parent | None:
@@ -172,6 +182,14 @@ def refuse_other_model(model: ModelConfig, source: ModelConfig, name: str) -> No
     problems = Problems(f"a run that begins with {name}")
     _check_model(model, source, problems)
     problems.raise_if_any()
+
+
+def changes_of_model(model: ModelConfig, source: ModelConfig) -> Iterator[str]:
+    """A line that names what is free to change and does: a multiplier of queries is one that nobody should miss."""
+    both = [(name, getattr(source, name), getattr(model, name)) for name in FREE_OF_MODEL if hasattr(model, name)]
+    changed = [f"{name} {before:g} -> {now:g}" for name, before, now in both if before != now]
+    if changed:
+        yield f"changed from here on: {', '.join(changed)}"
 
 
 def _check_model(model: ModelConfig, source: ModelConfig, problems: Problems) -> None:

@@ -92,7 +92,8 @@ def train_recipe(
         parent = find_parent(recipe)
         if parent is not None:
             recipe = joined(recipe, parent)
-            processes.say(parent.line(recipe.init_from))
+            for line in parent.lines(recipe):
+                processes.say(line)
         data, given = _prepared(recipe, processes), weights_as_given(recipe)
         kept = {**(provenance or new_provenance("python")), "data": data.identity}
         if parent is not None:

@@ -77,8 +77,7 @@ def test_the_rate_is_joined_exactly_where_another_length_is_planned(tiny, tmp_pa
     assert rates[9] == before[9], "the first update after the join has the rate that the parent had planned"
     slope = (0.05 * peak - before[9]) / (16 - JOIN)  # by hand: to 5 % of the peak at the end of the new plan
     assert rates[16] == pytest.approx(before[9] + slope * 7)
-    first = {k: v for k, v in lines_of(run, 9)[0].items()}
-    assert first == next(line for line in lines_of(tiny.run, 9) if "loss" in line)
+    assert lines_of(run, 9)[0] == next(line for line in lines_of(tiny.run, 9) if "loss" in line)
     assert read_recipe(run)[0].schedule.earlier == {"small": EarlierPlan(JOIN, 12)}
 
 
@@ -142,11 +141,12 @@ def test_other_data_at_the_parents_place_in_the_schedule(tiny, tmp_path):
     assert rates == [line["muonh_lr"] for line in lines_of(tiny.run, JOIN + 1) if "loss" in line]
 
 
-def test_longer_rows_keep_tokens_a_step_and_go_on(tiny, tmp_path):
+def test_longer_rows_keep_tokens_a_step_and_go_on(tiny, tmp_path, capsys):
     """32 -> 64 positions, 8 -> 4 sequences, a larger multiplier of queries: no tensor has another shape."""
     model = dataclasses.replace(tiny.recipe.model, max_position_embeddings=64, qk_mult=1.3 * (0.1 * math.log(2) + 1))
     schedule = dataclasses.replace(tiny.recipe.schedule, batch_sequences=4)
     loop.train_recipe(child_of(tiny, model=model, schedule=schedule), tmp_path / "run")
+    assert "changed from here on: max_position_embeddings 32 -> 64, qk_mult 1.3 -> 1.39011" in capsys.readouterr().out
     lines = [line for line in lines_of(tmp_path / "run", 1) if "loss" in line]
     assert [line["tokens"] for line in lines] == [step * 256 for step in range(9, 13)]
     before = next(line for line in lines_of(tiny.run, JOIN) if "loss" in line)
@@ -198,3 +198,29 @@ def test_rates_of_plans_that_changed():
     same = planned(0.0123, 100, earlier=((37, 100),))
     whole = warmup_then_linear(0.0123, 100)
     assert float(same(np.int32(37))) == float(whole(np.int32(37))), "bit for bit at the join"
+
+
+def test_a_model_of_others_is_step_0(tiny, tmp_path, monkeypatch):
+    """An exported folder: all differences at once; then a run that begins with its weights."""
+    from equimoe.hub.exporting.export import export
+    from equimoe.hub.import_weights import begin_with_weights
+
+    out = tmp_path / "exported"
+    export(tiny.run, out)
+    init = InitFrom(source=str(out))
+    wrong = dataclasses.replace(tiny.recipe.model, num_experts_per_tok=1, rope_theta=500.0)
+    with pytest.raises(EquimoeError, match="2 problems"):
+        begin_with_weights(dataclasses.replace(tiny.recipe, model=wrong, init_from=init), tmp_path / "run", {})
+    with pytest.raises(EquimoeError, match="brings weights and betas, no optimizer"):
+        taken = dataclasses.replace(init, take=("weights", "optimizer"))
+        begin_with_weights(dataclasses.replace(tiny.recipe, init_from=taken), tmp_path / "run", {})
+    assert not (tmp_path / "run").exists()
+    for take in (("weights",), ("weights", "betas")):
+        recipe = dataclasses.replace(tiny.recipe, init_from=dataclasses.replace(init, take=take))
+        run = begin_with_weights(recipe, tmp_path / f"run{len(take)}", {"source": "here"})
+        state = restored(tiny, run / "checkpoints" / "0")
+        assert bool(np.any(state.model.blocks.moe.router.bias)) == ("betas" in take)
+    loop.resume_run(run)
+    first = next(line for line in lines_of(run, 1) if "loss" in line)
+    fresh = next(line for line in lines_of(tiny.run, 1) if "loss" in line)
+    assert first["loss"] < fresh["loss"] - 0.3
