@@ -116,6 +116,8 @@ def _phases(shares: Sequence[float], plans: Sequence[tuple[int, int]], multiple:
     found, begin, phase = {}, 0, -1
     for until, planned in plans:
         end = -(-until // multiple) * multiple  # the mixture follows a plan to the end of the block
+        if end <= begin:  # in force for less than a block
+            continue
         switches = _switches(shares, planned, multiple)
         for step in sorted({begin, *(switch for switch in switches if begin < switch < end)}):
             now = sum(switch <= step for switch in switches)
