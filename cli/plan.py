@@ -1,4 +1,4 @@
-"""The help panel Plan: `plan`, `drops`, `launch`."""
+"""The help panel Plan: `plan`, `drops`, `replan`, `launch`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from equimoe.cli.arguments import AsJson, DataPaths, Overrides, Overwrite, Recipe, Revision, Step, data_overrides
+from equimoe.cli.arguments import (
+    AsJson,
+    DataPaths,
+    Overrides,
+    Overwrite,
+    Recipe,
+    Revision,
+    Run,
+    Step,
+    data_overrides,
+)
 
 __all__ = ["commands"]
 
@@ -291,6 +301,67 @@ LoadAnyway = Annotated[
     bool, typer.Option("--force", help="Load SRC also if it exceeds the memory here.", rich_help_panel=LOADED)
 ]
 Plot = Annotated[Path | None, typer.Option(metavar="FILE.svg", help="A picture of the table.")]
+
+
+@commands.command(rich_help_panel=PANEL)
+def replan(
+    run: Run,
+    tokens: Annotated[
+        float | None,
+        typer.Option(help="Length in tokens from the run's start, as 9e12.", rich_help_panel=DAYS),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="The same in steps from the run's start.", rich_help_panel=DAYS)
+    ] = None,
+    days: Annotated[
+        float | None, typer.Option(help="The same in days from now, at the speed measured.", rich_help_panel=DAYS)
+    ] = None,
+    hosts: Annotated[
+        int | None, typer.Option(min=1, help="Hosts from now on.", show_default="those of the last start")
+    ] = None,
+    like: Annotated[
+        list[str] | None, typer.Option(metavar="RUN", help="A finished run whose curve says what annealing gains.")
+    ] = None,
+    why: Annotated[str, typer.Option(metavar="TEXT", help="Kept in recipe.json and events.jsonl.")] = "",
+    write: Annotated[bool, typer.Option("--write", help="Make the wish the plan of the run.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Give a run that stands another length: what would follow, side by side, and with --write the new plan.
+
+    Rates go on where they are and straight to their end, phases of the mixture keep their shares of the new length, and
+    nothing that was read moves. `equimoe resume` goes on with it.
+
+    [bold]Examples[/bold]
+
+      equimoe replan hero
+      equimoe replan hero --days 60 --hosts 640
+      equimoe replan tiny --tokens 3e5 --why "the laptop is needed" --write
+    """
+    from equimoe.recipe.run_folder import find_run
+
+    folder = find_run(run)
+    from equimoe.files import typed
+    from equimoe.train.replan import Wish, look_at, options_for, report, write_plan
+
+    found = look_at(folder, lambda line: typer.echo(line, err=True))
+    wish = Wish(None if tokens is None else int(tokens), steps, days, hosts)
+    options = options_for(found, wish, like=[find_run(each) for each in like or ()])
+    changes = options[-1].recipe.schedule != found.recipe.schedule
+    if write and not changes:
+        from equimoe.errors import EquimoeError
+
+        raise EquimoeError("--write", "needs a length that is not the planned one", "Add --tokens, --steps or --days")
+    if write:
+        write_plan(found, options[-1], why=why)
+    if as_json:
+        facts = {"run": str(folder), "step": found.step, "seconds_per_step": found.seconds_per_step, "written": write}
+        typer.echo(json.dumps({**facts, "options": [option.to_dict() for option in options]}, indent=1))
+        return
+    typer.echo("\n".join(report(found, options)))
+    if write:
+        typer.echo(f"planned anew from step {found.step:,}: equimoe resume {typed(run)}")
+    elif changes:
+        typer.echo("nothing was changed; --write makes the last column the plan")
 
 
 @commands.command(rich_help_panel=PANEL)
