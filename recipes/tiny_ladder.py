@@ -2,7 +2,7 @@
 
 Purpose: see what `equimoe ladder` does, and how far to trust it: three rungs predict the fourth.
 Cost:    d48 half a minute, d64 1, d96 3, d128 6 minutes on 2 CPU cores; 11 in all, 2 GB.
-Expect:  losses on one line in log(L - 0.8) against log(FLOPs); README, "Small runs predict a large one", has the figures.
+Expect:  losses on one line in log(L - 0.8) over log(FLOPs); README, "Small runs predict a large one", has figures.
 
     equimoe train tiny_ladder rung=d48
     equimoe train tiny_ladder rung=d48 seed=1 --run tiny_ladder-d48-seed1

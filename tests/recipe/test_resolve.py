@@ -183,8 +183,8 @@ def test_an_annotation_that_does_not_resolve_is_an_error_of_the_file(tmp_path):
     [
         (
             "tinny",
-            "recipe ('tinny'): must be a packaged one (hero, ladder, midtrain, one_gpu, tiny, tiny_ladder, tiny_two_phase) or the "
-            "path of a .py file. "
+            "recipe ('tinny'): must be a packaged one (hero, ladder, midtrain, one_gpu, tiny, tiny_ladder, "
+            "tiny_two_phase) or the path of a .py file. "
             "Did you mean tiny?",
         ),
         ("no/such.py", "recipe ('no/such.py'): must be an existing .py file. Check the path; the working folder is "),
