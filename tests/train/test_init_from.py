@@ -200,6 +200,7 @@ def test_rates_of_plans_that_changed():
     assert float(same(np.int32(37))) == float(whole(np.int32(37))), "bit for bit at the join"
 
 
+@pytest.mark.slow  # exports, and verifies what it exported
 def test_a_model_of_others_is_step_0(tiny, tmp_path, monkeypatch):
     """An exported folder: all differences at once; then a run that begins with its weights."""
     from equimoe.hub.exporting.export import export

@@ -65,6 +65,7 @@ def test_half_the_tokens_by_hand(tiny, at_4):
     assert read_lines(at_4 / "events.jsonl")[-1]["event"] == "finished"
 
 
+@pytest.mark.slow  # three programs are compiled
 def test_resumed_at_any_moment_it_is_the_same_and_changed_twice_too(at_4, tmp_path):
     replan(at_4, steps=10)
     copy = shutil.copytree(at_4, tmp_path / "copy")
