@@ -33,12 +33,13 @@ from equimoe.plan.arithmetic import run_rates
 from equimoe.recipe import Mixture, Recipe
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.recipe.record import TAKEN, EarlierPlan, InitFrom
-from equimoe.recipe.run_folder import find_run
+from equimoe.recipe.run_folder import find_run, run_path
 from equimoe.train import checkpoint
 from equimoe.train.state import TrainState, abstract_state, state_of_weights
 
 __all__ = [
     "Parent",
+    "as_begun",
     "changes_of_model",
     "check_parents_data",
     "find_parent",
@@ -118,6 +119,29 @@ def joined(recipe: Recipe, parent: Parent) -> Recipe:
         _check_data(recipe, parent, problems)
     problems.raise_if_any("Change them, or take less with init_from.take")
     return dataclasses.replace(recipe, init_from=init, schedule=schedule, optimizer=optimizer)
+
+
+def as_begun(given: Recipe, before: Recipe) -> Recipe:
+    """A recipe that is `given` to start a run once more, with what was written out when it began, or planned since.
+
+    That is the checkpoint it began with and the rates that followed from it, and the plans of `equimoe replan`.
+    """
+    schedule, optimizer, init = given.schedule, given.optimizer, given.init_from
+    known = {before.schedule.steps, *(steps for _, steps in before.schedule.plans)}
+    if not schedule.earlier and schedule.steps in known:
+        schedule = dataclasses.replace(schedule, steps=before.schedule.steps, earlier=before.schedule.earlier)
+    begun = before.init_from
+    if (
+        init.source is not None
+        and str(run_path(init.source).absolute()) == begun.source
+        and init.step in (None, begun.step)
+        and init.take == begun.take
+    ):
+        init = begun
+        rates = {field.name: getattr(before.optimizer, field.name) for field in dataclasses.fields(Rates)}
+        unset = {name: value for name, value in rates.items() if getattr(optimizer, name) is None}
+        optimizer = dataclasses.replace(optimizer, **unset)
+    return dataclasses.replace(given, schedule=schedule, optimizer=optimizer, init_from=init)
 
 
 def check_parents_data(parent: Parent, identity: Mapping[str, str], init: InitFrom) -> None:

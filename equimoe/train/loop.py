@@ -48,7 +48,7 @@ from equimoe.train import checkpoint
 from equimoe.train.ahead import Ahead
 from equimoe.train.display import Display
 from equimoe.train.from_recipe import make_optimizer, step_of
-from equimoe.train.init_from import check_parents_data, find_parent, joined, state_of
+from equimoe.train.init_from import as_begun, check_parents_data, find_parent, joined, state_of
 from equimoe.train.interrupt import Interrupt, stopped
 from equimoe.train.metrics import RunLog, read_lines, rewind
 from equimoe.train.placing import place_parts, place_rows, row_parts
@@ -124,7 +124,7 @@ def resume_run(
     before, provenance = read_recipe(run)
     recipe = concrete(changed(before, overrides)) if overrides else before
     if given is not None:
-        recipe = dataclasses.replace(concrete(with_commits_of(given, before)), name=before.name)
+        recipe = dataclasses.replace(as_begun(concrete(with_commits_of(given, before)), before), name=before.name)
         recipe = with_weights_of(recipe, before, provenance.get("weights_given", {}))
     changes = list(overrides) if given is None else differences(before, recipe)
     steps = processes.as_first("checkpoints", checkpoint.committed_steps(run / "checkpoints"))

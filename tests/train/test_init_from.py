@@ -20,8 +20,9 @@ from equimoe.recipe.record import TAKEN, EarlierPlan, InitFrom
 from equimoe.recipe.resolve import changed
 from equimoe.train import loop
 from equimoe.train.checkpoint import committed_steps
-from equimoe.train.init_from import find_parent, joined, state_of
+from equimoe.train.init_from import as_begun, find_parent, joined, state_of
 from equimoe.train.metrics import read_lines
+from equimoe.train.or_resume import train_or_resume
 
 ALL = TAKEN
 JOIN = 8  # of 12 steps; `tiny` keeps the checkpoints 4, 8 and 12
@@ -225,3 +226,24 @@ def test_a_model_of_others_is_step_0(tiny, tmp_path, monkeypatch):
     first = next(line for line in lines_of(run, 1) if "loss" in line)
     fresh = next(line for line in lines_of(tiny.run, 1) if "loss" in line)
     assert first["loss"] < fresh["loss"] - 0.3
+
+
+def test_one_command_again_goes_on_with_the_child_also_after_a_new_plan(tiny, tmp_path):
+    """What follows from the parent was written out when the run began; the command says none of it."""
+    run, recipe = tmp_path / "child", child_of(tiny, step=None)
+    recipe = dataclasses.replace(recipe, init_from=dataclasses.replace(recipe.init_from, step=JOIN))
+    train_or_resume(recipe, run)
+    whole = (run / "metrics.jsonl").read_bytes()
+    shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").write_text("")
+    (run / "events.jsonl").write_text("")
+    train_or_resume(recipe, run)
+    assert (run / "metrics.jsonl").read_bytes() == whole
+    assert "resumed" not in read_recipe(run)[1], "nothing was changed"
+    kept = read_recipe(run)[0]
+    schedule = dataclasses.replace(kept.schedule, steps=16, earlier={"plan-1": EarlierPlan(10, 12)})
+    again = as_begun(recipe, dataclasses.replace(kept, schedule=schedule))
+    assert again.schedule == schedule, "replanned since: the command means the run as it stands"
+    other = dataclasses.replace(recipe, init_from=dataclasses.replace(recipe.init_from, take=("weights",)))
+    with pytest.raises(EquimoeError, match="init_from.take"):
+        train_or_resume(other, run)
