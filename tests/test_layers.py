@@ -23,6 +23,7 @@ LAYERS = [
     ["model"],
     ["optim"],
     ["plan"],  # under train, which refuses what the plan says cannot fit
+    ["ladder"],
     ["data"],
     ["baselines"],
     ["objectives"],
@@ -47,6 +48,7 @@ NO_JAX = {
     "presets",
     "recipe",
     "plan",
+    "ladder",
     "data",
     "launch",
     "cli",

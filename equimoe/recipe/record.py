@@ -16,6 +16,7 @@ from typing import Any
 
 from equimoe.config import ModelConfig
 from equimoe.errors import Problems
+from equimoe.recipe.policy import Expected, Monitors, Policies
 
 __all__ = [
     "Checkpoints",
@@ -292,6 +293,9 @@ class Recipe:
     logging: Logging = field(default_factory=Logging)
     mesh: Mesh = field(default_factory=Mesh)
     transport: Transport = field(default_factory=Transport)
+    expected: Expected = field(default_factory=Expected)
+    monitors: Monitors = field(default_factory=Monitors)
+    policies: Policies = field(default_factory=Policies)
     compute_dtype: str = "auto"  # auto: bfloat16 on an accelerator, float32 on CPU
     seed: int = 0
     purpose: str = ""
@@ -332,6 +336,7 @@ class Recipe:
             "name one, or leave samples.every_steps out",
         )
         self._check_evals(problems)
+        self._check_policies(problems)
         problems.raise_if_any()
 
     def _check_evals(self, problems: Problems) -> None:
@@ -360,6 +365,13 @@ class Recipe:
                     "must be at least 1",
                     "use a positive number",
                 )
+
+    def _check_policies(self, problems: Problems) -> None:
+        for name, (policy, may) in self.policies.wrong().items():
+            rule = f"must be one of {', '.join(may)}"
+            problems.require(False, f"policies.{name}", policy, rule, "no single batch is to blame for it")
+        for name, rule, remedy in self.monitors.wrong():
+            problems.require(False, f"monitors.{name}", getattr(self.monitors, name), rule, remedy)
 
     def _at(self, path: str) -> Any:
         value: Any = self

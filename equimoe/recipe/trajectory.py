@@ -19,7 +19,10 @@ from equimoe.recipe.record import Recipe
 __all__ = ["differences", "model_trajectory", "refuse_changes", "refuse_edited", "trajectory"]
 
 STAGES = "mixture.stages."
-FREE_GROUPS = ("checkpoints", "evaluation", "evals", "samples", "loading", "logging", "mesh", "purpose", "cost")
+FREE_GROUPS = (
+    *("checkpoints", "evaluation", "evals", "samples", "loading", "logging", "mesh", "purpose", "cost"),
+    *("expected", "monitors", "policies"),
+)
 MODEL, TOKENIZER, PATH = "model.", "data.tokenizer", "data.path"
 # Where the data and the tokenizer lie may change: their hashes, kept in recipe.json, may not.
 _PLACES = ("name", PATH, TOKENIZER)
