@@ -7,10 +7,11 @@ that a config with three mistakes is fixed in one round and not in three.
 
 from __future__ import annotations
 
-__all__ = ["MISTAKE", "TRY_AGAIN", "EquimoeError", "Problems", "first_line"]
+__all__ = ["MISTAKE", "STOPPED_BY_POLICY", "TRY_AGAIN", "EquimoeError", "Problems", "first_line"]
 
 # Exit codes of the command line. A job file goes by them: who repeats a mistake only burns its machines.
 MISTAKE = 2
+STOPPED_BY_POLICY = 3  # a run left its path, and its recipe asked for this: a person should look at it
 TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with what was asked, the same command may succeed later
 
 

@@ -1,1 +1,1 @@
-"""What a run is expected to do, from smaller runs and from itself: laws, predictions, monitors. Plain Python, no JAX."""
+"""What a run is expected to do, from smaller ones and from itself: laws, predictions, monitors. No JAX."""

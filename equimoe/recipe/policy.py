@@ -100,7 +100,7 @@ class Monitors:
     most_roll_backs: int = 3  # of one run; the next flag stops it
 
     def wrong(self) -> Iterator[tuple[str, str, str]]:
-        """(name, rule, remedy) of every limit that is none. Values of another type are found where types are checked."""
+        """(name, rule, remedy) of every limit that is none; values of another type are found by their type."""
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if isinstance(value, (int, float)) and not value >= least:

@@ -60,6 +60,7 @@ from equimoe.train.scoring import HELDOUT, due_sets, missing_sets, score_sets
 from equimoe.train.state import TrainState, abstract_state, create_state, with_pending_bias
 from equimoe.train.step import StepMetrics
 from equimoe.train.throughput import StepClock, peak_flops
+from equimoe.train.watching import Watch, given_prediction, keep_prediction
 
 __all__ = ["IMPORTED", "concrete", "resume_run", "train_recipe"]
 
@@ -88,12 +89,14 @@ def train_recipe(
                     f"Continue it with `equimoe resume {typed(run)}`",
                     value=str(run),
                 )
+            expected = given_prediction(recipe) if processes.writes else None
         data, given = _prepared(recipe, processes), weights_as_given(recipe)
         kept = {**(provenance or new_provenance("python")), "data": data.identity}
         kept |= {} if data.recipe == recipe else {"weights_given": given}
         recipe = data.recipe
         if processes.writes:
             write_file(run / "recipe.json", [recipe_to_json(recipe, kept).encode()])
+            keep_prediction(run, expected)
             rewind(run, 0)  # lines of an attempt that never reached a checkpoint
         refuse_unless_shared(run / "recipe.json", processes)
         session = _Session(recipe, run, data, mesh, make_optimizer(recipe, mesh), interrupt, processes)
@@ -122,6 +125,9 @@ def resume_run(
     begun = IMPORTED not in provenance or steps != [0]
     refuse_changes(before, recipe, begun=begun, step=steps[-1] if steps else 0)
     with Interrupt() as interrupt, held(run, processes), out_of_memory_said(_less_memory(recipe)):
+        with processes.in_turn("read the prediction"):
+            new = processes.writes and recipe.expected != before.expected
+            expected = given_prediction(recipe) if new else None
         steps = processes.as_first("checkpoints", checkpoint.committed_steps(run / "checkpoints"))
         newest = run / "checkpoints" / str(steps[-1]) if steps else None
         if newest is not None:
@@ -133,7 +139,7 @@ def resume_run(
         if ended:
             if changes:  # `equimoe eval` and the next resume read them: only what the run's data can be read with
                 data = _prepared_again(recipe, run, provenance, processes)
-                _write_changes(run, data.recipe, provenance, processes)
+                _write_changes(run, data.recipe, provenance, processes, expected)
             processes.say(f"done: {steps[-1]} steps in {run}, nothing is left to do")
             return
         enable_compile_cache()
@@ -150,7 +156,7 @@ def resume_run(
         else:
             state = checkpoint.restore(newest, abstract_state(recipe.model, session.optimizer, mesh))
         if changes or not begun:
-            _write_changes(run, recipe, provenance, processes)
+            _write_changes(run, recipe, provenance, processes, expected)
         if processes.writes:
             rewind(run, int(state.step))
         session.go(state, "resumed")
@@ -176,8 +182,11 @@ def _prepared_again(recipe: Recipe, run: Path, provenance: Mapping[str, Any], pr
     return data
 
 
-def _write_changes(run: Path, recipe: Recipe, provenance: dict[str, Any], processes: Processes) -> None:
+def _write_changes(
+    run: Path, recipe: Recipe, provenance: dict[str, Any], processes: Processes, expected: bytes | None
+) -> None:
     if processes.writes:
+        keep_prediction(run, expected)  # before recipe.json names it
         write_file(run / "recipe.json", [recipe_to_json(recipe, provenance).encode()])
 
 
@@ -276,6 +285,7 @@ class _Session:
         for line in self.data.lines():
             self.display.say(line)
         self.display.say(f"peak for MFU: {peak / 1e9:,.0f} GFLOP/s ({source})")
+        self.watch = Watch(recipe, self.run, self.log, self.display.say, self.processes)
         warning = transport_warning(recipe.transport, self.mesh.shape, recipe.model)
         if warning is not None:
             self.display.say(warning)
@@ -292,9 +302,12 @@ class _Session:
                     self._report(*waiting)
                 waiting = (done, metrics, data_seconds)
                 self.saver.check()
-                stop, old = self.processes.any("a step", self.interrupt.requested, self.saver.last_is_old())
+                stop, old, off_path = self.processes.any(
+                    "a step", self.interrupt.requested, self.saver.last_is_old(), self.watch.asks
+                )
                 if stop and not self.interrupt.requested:
                     self.display.say("another process was asked to stop; stopping after this step to save")
+                stop = stop or off_path
                 save, look = (
                     stop or old or self.saver.due(done),
                     bool(due_sets(recipe, done)) or samples_due(recipe, done),
@@ -327,6 +340,9 @@ class _Session:
             self.saver.save(state, step)
         self.saver.wait()
         self._log_blocked(step)
+        off_path = self.watch.stopped(step)
+        if off_path is not None:
+            raise off_path
         again = f" (in {self.processes.count} processes, as this was started)" if self.processes.count > 1 else ""
         self.display.say(f"saved at step {step}; continue with: equimoe resume {typed(self.run)}{again}")
         raise stopped(max(self.processes.gather("the signal", self.interrupt.number)), saved=True)
@@ -394,6 +410,7 @@ class _Session:
                 stop=stop,
                 as_trained=self.as_trained,
                 cells=bool(self.recipe.evaluation.cells),
+                expected=self.watch,
             ):
                 return False
             self.log.write("timing", {"step": step, "evaluation_seconds": time.perf_counter() - begin})

@@ -23,7 +23,7 @@ STEPS, START = 360, 200  # the fault begins in the update after step START
 
 
 def small_recipe(seed: int = 0, steps: int = STEPS, **changes: Any):
-    """`tiny` with rows of 128 tokens, over two cells: 25 to 40 s on two idle cores, and its mechanisms are all there."""
+    """`tiny` with rows of 128 tokens, over two cells: about 50 s on two cores, and every mechanism is at work."""
     import equimoe
     from equimoe import Checkpoints, Data, Evaluation, Mixture, Optimizer, Recipe, Schedule
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from equimoe.recipe.policy import Monitors
 
@@ -30,6 +30,7 @@ class Flag:
         return f"{self.monitor.replace('_', ' ')}, {self.where}: {self.words} (since step {self.first_step})"
 
 
+@runtime_checkable
 class Monitor(Protocol):
     name: str
 

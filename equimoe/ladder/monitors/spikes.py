@@ -4,8 +4,8 @@ A spike is one line 6 robust sigma over what is usual (`usual`). The band of a s
 steps before it: those that are known when the step is dispatched, so that the policy `skip` can put the same limit into
 the jitted step (`Spikes.limits`), on every resume the same.
 
-A level shift is smaller and stays: the mean of the last lines is off what the window before them leads to, by 6 standard
-errors of that difference. So is found what moves the loss by less than its noise: a part of the data that is damaged.
+A level shift is smaller and stays: the mean of the last lines is off what the window before them leads to, by 6
+standard errors of that difference. So is found what a single line does not show: a part of the data that is damaged.
 
 The gradient norm is judged as a logarithm. Where the mixture of a store changes, the loss may jump: both start over.
 """

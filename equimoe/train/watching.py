@@ -1,0 +1,155 @@
+"""A run beside what is expected of it: its prediction and its monitors, and what their policies make it do.
+
+    watch = Watch(recipe, run, log, say, processes)     # sees every line that `log` writes from here on
+    watch.asks                                          # whether a flag asks for more than a warning
+    watch.predicted("heldout", 3000)                    # what the line of an evaluation says besides
+
+Process 0 watches, since it alone has all lines; what it decides the others are told. On resume the lines that there are
+are seen first, in the order of the file, so that windows and episodes are those of a run that was never stopped. A flag
+of a line that was there already is neither said again nor acted on: a run that a monitor stopped goes on when it is
+resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from equimoe.errors import STOPPED_BY_POLICY, EquimoeError
+from equimoe.files import expanded, typed, write_file
+from equimoe.ladder.monitors.board import monitors_of
+from equimoe.ladder.monitors.expected import Prediction, predicted_values, prediction_from_json
+from equimoe.ladder.monitors.flag import Flag
+from equimoe.parallel.processes.together import ALONE, Processes
+from equimoe.recipe import Recipe
+from equimoe.train.metrics import RunLog, read_lines
+from equimoe.train.scoring import due_sets
+
+__all__ = ["Watch", "given_prediction", "keep_prediction"]
+
+PREDICTION = "prediction.json"  # in the run folder: the content of the file that `expected.prediction` named
+_ACTING = ("stop",)  # policies that do something about a flag
+
+
+def given_prediction(recipe: Recipe) -> bytes | None:
+    """The content of the file that the recipe names, checked; None: it names none."""
+    if recipe.expected.prediction is None:
+        return None
+    path = expanded(recipe.expected.prediction)
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise EquimoeError(
+            "expected.prediction", f"must be readable, but: {error.strerror}", "Check the path", value=str(path)
+        ) from None
+    prediction_from_json(raw, str(path))
+    return raw
+
+
+def keep_prediction(run: Path, raw: bytes | None) -> None:
+    """Into the run folder: from here on the run does not depend on the file."""
+    if raw is not None:
+        write_file(run / PREDICTION, [raw])
+
+
+class Watch:
+    """The monitors of one run while it goes."""
+
+    def __init__(
+        self, recipe: Recipe, run: Path, log: RunLog, say: Callable[[str], None], processes: Processes = ALONE
+    ):
+        self._recipe, self._run, self._log, self._say, self._processes = recipe, run, log, say, processes
+        self._prediction: Prediction = {}
+        self._monitors: list[Any] = []
+        self._said: set[tuple[str, str, int]] = set()
+        self._asked: Flag | None = None
+        with processes.in_turn("look at the path of the run"):
+            if processes.writes:
+                self._open()
+        log.seen = self._see
+
+    @property
+    def asks(self) -> bool:
+        """Whether a flag asks to stop or to go back; of process 0."""
+        return self._asked is not None
+
+    def predicted(self, name: str, step: int) -> dict[str, float]:
+        """The values that the line of an evaluation has besides; none where nothing is predicted."""
+        return predicted_values(self._prediction, name, step)
+
+    def beside(self, name: str, step: int, loss: float) -> str:
+        """The same in words, for a person."""
+        band = self._prediction.get((name, step))
+        return "" if band is None else f"  {band.said(loss)}"
+
+    def stopped(self, step: int) -> EquimoeError | None:
+        """The error that the run ends with if a flag asked for it, in all processes; the state is saved."""
+        words = self._processes.as_first("why to stop", None if self._asked is None else self._asked.said())
+        if words is None:
+            return None
+        if self._asked is not None:
+            self._log.event("stopped_by_monitor", step=step, monitor=self._asked.monitor)
+        return EquimoeError(
+            "run",
+            f"was stopped by a monitor: {words}",
+            f"It is saved at step {step}. `equimoe resume {typed(self._run)}` goes on all the same; what happened is in"
+            " events.jsonl",
+            value=str(self._run),
+            exit_code=STOPPED_BY_POLICY,
+        )
+
+    def _open(self) -> None:
+        """The prediction and the lines that there are."""
+        if self._recipe.expected.prediction is not None:
+            path = self._run / PREDICTION
+            try:
+                self._prediction = prediction_from_json(path.read_bytes(), str(path))
+            except OSError as error:
+                remedy = f"Restore it, or `equimoe resume {typed(self._run)} expected.prediction=FILE`"
+                rule = f"must hold {PREDICTION}, which was kept there, but: {error.strerror}"
+                raise EquimoeError("run", rule, remedy, value=str(self._run)) from None
+            self._say(self._coverage())
+        self._monitors = monitors_of(self._recipe, self._prediction)
+        self._said = _flags_said(self._run)
+        for line in read_lines(self._run / "metrics.jsonl"):
+            self._judge(line, acting=False)
+
+    def _coverage(self) -> str:
+        """How many of the predictions the run will meet: one for another cadence would else be silent for ever."""
+        steps = self._recipe.schedule.steps
+        met = sum(1 for name, step in self._prediction if step <= steps and name in _scored(self._recipe, step))
+        return f"prediction: {len(self._prediction)} evaluations, of which this run makes {met}"
+
+    def _see(self, line: Mapping[str, Any]) -> None:
+        self._judge(line, acting=True)
+
+    def _judge(self, line: Mapping[str, Any], *, acting: bool) -> None:
+        for monitor in self._monitors:
+            for flag in monitor.see(line):
+                self._take(flag, acting=acting)
+
+    def _take(self, flag: Flag, *, acting: bool) -> None:
+        policy = self._recipe.policies.of(flag.monitor)
+        key = (flag.monitor, flag.where, flag.step)
+        if key not in self._said:
+            self._said.add(key)
+            facts = {"first_step": flag.first_step, "where": flag.where, "value": flag.value, "band": list(flag.band)}
+            self._log.event("flag", monitor=flag.monitor, step=flag.step, policy=policy, **facts, words=flag.words)
+            self._say(f"step {flag.step}  {policy.upper().replace('_', ' ')}  {flag.said()}")
+        if acting and policy in _ACTING and self._asked is None:
+            self._asked = flag
+
+
+def _scored(recipe: Recipe, step: int) -> list[str]:
+    names = due_sets(recipe, step)
+    return [*names, "micro"] if "macro" in names else names
+
+
+def _flags_said(run: Path) -> set[tuple[str, str, int]]:
+    """Those that are in events.jsonl: a resumed run makes lines again, and does not warn again."""
+    said: set[tuple[str, str, int]] = set()
+    for event in read_lines(run / "events.jsonl"):
+        if event.get("event") == "flag":
+            said.add((event["monitor"], event["where"], event["step"]))
+    return said

@@ -1,0 +1,131 @@
+"""A run beside its prediction and its monitors: what is printed and written, and what policies do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from tiny_runs import compile_once
+
+from equimoe.errors import STOPPED_BY_POLICY, EquimoeError
+from equimoe.recipe import Expected, Policies
+from equimoe.recipe.recipe_json import read_recipe
+from equimoe.train import loop
+from equimoe.train.checkpoint import committed_steps
+from equimoe.train.metrics import read_lines
+
+
+@pytest.fixture(autouse=True)
+def _compile_once(monkeypatch):
+    compile_once(monkeypatch)
+
+
+def events(run: Path, kind: str) -> list[dict]:
+    return [line for line in read_lines(run / "events.jsonl") if line["event"] == kind]
+
+
+@pytest.fixture
+def measured(tiny) -> dict[int, float]:
+    lines = read_lines(tiny.run / "metrics.jsonl")
+    return {line["step"]: line["eval_loss/heldout"] for line in lines if "eval_loss/heldout" in line}
+
+
+@pytest.fixture
+def prediction(tmp_path, measured) -> Path:
+    """Right at step 2, too low at steps 4 and 6, right at step 8; nothing for the others, and one that is never made."""
+    offsets = {2: 0.0, 4: -1.0, 6: -1.0, 8: 0.0}
+    bands = [
+        {"eval": "heldout", "step": step, "mean": measured[step] + off, "low": measured[step] + off - 0.1}
+        | {"high": measured[step] + off + 0.1, "tokens": 256 * step, "flops": None, "level": 0.95}
+        for step, off in offsets.items()
+    ]
+    bands.append({"eval": "other", "step": 2, "mean": 1.0, "low": 1, "high": 1})
+    file = tmp_path / "expected.json"
+    file.write_text(json.dumps(bands))
+    return file
+
+
+def expecting(tiny, prediction: Path, **changes):
+    return dataclasses.replace(tiny.recipe, expected=Expected(str(prediction)), **changes)
+
+
+def test_every_evaluation_shows_what_was_predicted_of_it(tiny, tmp_path, prediction, measured, capsys):
+    run = tmp_path / "run"
+    loop.train_recipe(expecting(tiny, prediction), run)
+    out = capsys.readouterr().out
+    assert "prediction: 5 evaluations, of which this run makes 4\n" in out
+    two, four = measured[2], measured[4]
+    assert f"step 2  held-out loss {two:.4f}  bits per byte " in out
+    assert f"  predicted {two:.4f} ({two - 0.1:.4f} .. {two + 0.1:.4f}): inside\n" in out
+    assert f"  predicted {four - 1:.4f} ({four - 1.1:.4f} .. {four - 0.9:.4f}): ABOVE\n" in out
+    assert out.count("predicted ") == 4 + 1  # of step 1, 10 and 12 nothing is known; one flag says it once more
+    assert "step 4  WARN  evaluation loss, heldout: " in out
+
+    lines = {line["step"]: line for line in read_lines(run / "metrics.jsonl") if "eval_loss/heldout" in line}
+    assert [step for step, line in lines.items() if "predicted_loss/heldout" in line] == [2, 4, 6, 8]
+    said = [lines[4][f"predicted_{kind}/heldout"] for kind in ("loss", "low", "high")]
+    assert said == pytest.approx([four - 1, four - 1.1, four - 0.9], abs=1e-12)
+    (flag,) = events(run, "flag")  # one for the episode of steps 4 and 6
+    assert (flag["monitor"], flag["where"], flag["step"], flag["first_step"]) == ("evaluation_loss", "heldout", 4, 4)
+    assert (flag["value"], flag["policy"]) == (four, "warn")
+    assert flag["band"] == said[1:]
+    assert (run / "prediction.json").read_bytes() == prediction.read_bytes()
+
+
+def test_stop_saves_ends_with_a_code_of_its_own_and_resume_goes_on(tiny, tmp_path, prediction, measured, capsys):
+    run = tmp_path / "run"
+    with pytest.raises(EquimoeError) as caught:
+        loop.train_recipe(expecting(tiny, prediction, policies=Policies(evaluation_loss="stop")), run)
+    assert caught.value.exit_code == STOPPED_BY_POLICY == 3
+    low, high = measured[4] - 1.1, measured[4] - 0.9
+    assert str(caught.value) == (
+        f"run ({str(run)!r}): was stopped by a monitor: evaluation loss, heldout: {measured[4]:.4f}, predicted "
+        f"{measured[4] - 1:.4f} ({low:.4f} .. {high:.4f}): ABOVE (since step 4). It is saved at step 5. "
+        f"`equimoe resume {run}` goes on all the same; what happened is in events.jsonl"
+    )
+    assert committed_steps(run / "checkpoints") == [4, 5]
+    assert [event["step"] for event in events(run, "stopped_by_monitor")] == [5]
+    prediction.unlink()  # the run has its own copy
+    loop.resume_run(run)  # the flag is known: it goes to the end
+    assert [flag["step"] for flag in events(run, "flag")] == [4]
+    assert len(events(run, "finished")) == 1
+    ours = [line for line in read_lines(run / "metrics.jsonl") if "loss" in line]
+    assert ours == [line for line in read_lines(tiny.run / "metrics.jsonl") if "loss" in line]
+
+
+def test_resume_takes_another_prediction_and_other_policies(tiny, tmp_path, stopped, prediction, capsys):
+    """The run as it was at step 8, without a prediction; from step 6 on the windows are those of its lines."""
+    loop.resume_run(stopped, [f"expected.prediction={prediction}", "policies.load=off", "monitors.most_load=9"])
+    recipe, _ = read_recipe(stopped)
+    assert (recipe.expected.prediction, recipe.policies.load) == (str(prediction), "off")
+    assert (stopped / "prediction.json").read_bytes() == prediction.read_bytes()
+    # Evaluations that were made before are judged as they are read again, and said once.
+    assert [(flag["step"], flag["where"]) for flag in events(stopped, "flag")] == [(4, "heldout")]
+    assert (stopped / "metrics.jsonl").read_bytes() == (tiny.run / "metrics.jsonl").read_bytes()
+
+
+def test_a_prediction_that_is_wrong_is_refused_before_anything_is_written(tiny, tmp_path):
+    file, run = tmp_path / "bad.json", tmp_path / "run"
+    file.write_text('[{"eval": "heldout", "step": 2, "mean": 1.0, "low": 2.0, "high": 3.0}, {"evil": 1}]')
+    with pytest.raises(EquimoeError) as caught:
+        loop.train_recipe(expecting(tiny, file), run)
+    assert "[0].mean (1.0): must be from low 2.0 to high 3.0" in str(caught.value)
+    assert "[1].evil (1): is no field of a prediction" in str(caught.value)
+    assert not (run / "recipe.json").exists()
+    with pytest.raises(EquimoeError, match=r"^expected.prediction .*: must be readable, but: No such file"):
+        loop.train_recipe(expecting(tiny, tmp_path / "none.json"), run)
+
+
+def test_a_run_whose_prediction_was_removed_says_how_to_give_it_again(tiny, tmp_path, stopped, prediction):
+    loop_recipe, provenance = read_recipe(stopped)
+    from equimoe.recipe.recipe_json import recipe_to_json
+
+    (stopped / "recipe.json").write_text(recipe_to_json(expecting_of(loop_recipe, prediction), provenance))
+    with pytest.raises(EquimoeError, match="must hold prediction.json, which was kept there, but: No such file"):
+        loop.resume_run(stopped)
+
+
+def expecting_of(recipe, prediction: Path):
+    return dataclasses.replace(recipe, expected=Expected(str(prediction)))
