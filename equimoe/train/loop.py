@@ -297,7 +297,8 @@ class _Session:
         with read, Ahead(lambda _: self._on_devices(next(read)), start + 1, steps) as batches:
             for done in range(start + 1, steps + 1):
                 batch, data_seconds = batches.next()
-                state, metrics = self.step(state, *batch, np.bool_(norms_due(recipe, done)))
+                norms = np.bool_(norms_due(recipe, done))
+                state, metrics = self.step(state, *batch, norms, *self.watch.limits(done))
                 if waiting is not None:
                     self._report(*waiting)
                 waiting = (done, metrics, data_seconds)

@@ -57,6 +57,9 @@ METRICS: Mapping[str, Metric] = {
     "dropped_at_sender/*": Metric("assignments", "the same in one layer, as often as norms; not for transport local"),
     "dropped_at_receiver/*": Metric("assignments", "the same in one layer, as often as norms; not for transport local"),
     "skipped_padding": Metric("assignments", "assignments that padding tokens did not take, all layers"),
+    "skipped_update": Metric(
+        "", "1: the batch was beyond the limits, its update not applied; with policies.spikes=skip"
+    ),
     "gradient_norm/*": Metric("", "norm of the gradients of one component of the weight table"),
     "parameter_norm/*": Metric("", "norm of its weights after the update; MuonH and AdamH never change it"),
     "mixture_segment": Metric("", "which phase or stage of the mixture the batch is of, from 0; of a store"),

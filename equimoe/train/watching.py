@@ -16,11 +16,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from equimoe.errors import STOPPED_BY_POLICY, EquimoeError
 from equimoe.files import expanded, typed, write_file
 from equimoe.ladder.monitors.board import monitors_of
 from equimoe.ladder.monitors.expected import Prediction, predicted_values, prediction_from_json
 from equimoe.ladder.monitors.flag import Flag
+from equimoe.ladder.monitors.spikes import Spikes, needed_lines
 from equimoe.parallel.processes.together import ALONE, Processes
 from equimoe.recipe import Recipe
 from equimoe.train.metrics import RunLog, read_lines
@@ -64,15 +67,25 @@ class Watch:
         self._monitors: list[Any] = []
         self._said: set[tuple[str, str, int]] = set()
         self._asked: Flag | None = None
+        self._limiter: Spikes | None = None  # of every process: all run the same step
+        kept: list[Any] = []
         with processes.in_turn("look at the path of the run"):
             if processes.writes:
-                self._open()
+                kept = self._open()
+        if recipe.policies.spikes == "skip":
+            self._limiter = Spikes(recipe.monitors, recipe.schedule.steps)
+            for line in processes.as_first("lines for limits", needed_lines(kept, recipe.monitors)):
+                self._limiter.see(line)
         log.seen = self._see
 
     @property
     def asks(self) -> bool:
         """Whether a flag asks to stop or to go back; of process 0."""
         return self._asked is not None
+
+    def limits(self, step: int) -> tuple[np.ndarray, ...]:
+        """The last argument of the jitted step, if it has one: loss and gradient norm beyond which it does nothing."""
+        return () if self._limiter is None else (np.asarray(self._limiter.limits(step), np.float32),)
 
     def predicted(self, name: str, step: int) -> dict[str, float]:
         """The values that the line of an evaluation has besides; none where nothing is predicted."""
@@ -99,8 +112,8 @@ class Watch:
             exit_code=STOPPED_BY_POLICY,
         )
 
-    def _open(self) -> None:
-        """The prediction and the lines that there are."""
+    def _open(self) -> list[Any]:
+        """The prediction and the lines that there are, which are returned."""
         if self._recipe.expected.prediction is not None:
             path = self._run / PREDICTION
             try:
@@ -112,8 +125,10 @@ class Watch:
             self._say(self._coverage())
         self._monitors = monitors_of(self._recipe, self._prediction)
         self._said = _flags_said(self._run)
-        for line in read_lines(self._run / "metrics.jsonl"):
+        lines = read_lines(self._run / "metrics.jsonl")
+        for line in lines:
             self._judge(line, acting=False)
+        return lines
 
     def _coverage(self) -> str:
         """How many of the predictions the run will meet: one for another cadence would else be silent for ever."""
@@ -122,6 +137,8 @@ class Watch:
         return f"prediction: {len(self._prediction)} evaluations, of which this run makes {met}"
 
     def _see(self, line: Mapping[str, Any]) -> None:
+        if self._limiter is not None:
+            self._limiter.see(line)
         self._judge(line, acting=True)
 
     def _judge(self, line: Mapping[str, Any], *, acting: bool) -> None:

@@ -6,15 +6,17 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-from tiny_runs import compile_once
+from tiny_runs import compile_once, die_at, restored
 
 from equimoe.errors import STOPPED_BY_POLICY, EquimoeError
-from equimoe.recipe import Expected, Policies
-from equimoe.recipe.recipe_json import read_recipe
-from equimoe.train import loop
-from equimoe.train.checkpoint import committed_steps
+from equimoe.recipe import Checkpoints, Expected, Logging, Monitors, Policies
+from equimoe.recipe.recipe_json import read_recipe, recipe_to_json
+from equimoe.train import from_recipe, loop
+from equimoe.train.checkpoint import _by_name, committed_steps
 from equimoe.train.metrics import read_lines
+from equimoe.train.watching import Watch
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +36,7 @@ def measured(tiny) -> dict[int, float]:
 
 @pytest.fixture
 def prediction(tmp_path, measured) -> Path:
-    """Right at step 2, too low at steps 4 and 6, right at step 8; nothing for the others, and one that is never made."""
+    """Right at step 2, too low at steps 4 and 6, right at step 8; and one for a set that is never scored."""
     offsets = {2: 0.0, 4: -1.0, 6: -1.0, 8: 0.0}
     bands = [
         {"eval": "heldout", "step": step, "mean": measured[step] + off, "low": measured[step] + off - 0.1}
@@ -120,8 +122,6 @@ def test_a_prediction_that_is_wrong_is_refused_before_anything_is_written(tiny, 
 
 def test_a_run_whose_prediction_was_removed_says_how_to_give_it_again(tiny, tmp_path, stopped, prediction):
     loop_recipe, provenance = read_recipe(stopped)
-    from equimoe.recipe.recipe_json import recipe_to_json
-
     (stopped / "recipe.json").write_text(recipe_to_json(expecting_of(loop_recipe, prediction), provenance))
     with pytest.raises(EquimoeError, match="must hold prediction.json, which was kept there, but: No such file"):
         loop.resume_run(stopped)
@@ -129,3 +129,95 @@ def test_a_run_whose_prediction_was_removed_says_how_to_give_it_again(tiny, tmp_
 
 def expecting_of(recipe, prediction: Path):
     return dataclasses.replace(recipe, expected=Expected(str(prediction)))
+
+
+# skip
+
+
+def small_windows(**changes) -> Monitors:
+    """Twelve steps are judged from the ninth on."""
+    limits = {"begin_steps": 2, "begin_fraction": 0.0, "window_lines": 16, "least_gradient_spike": 3.0}
+    return Monitors(**{**limits, **changes})
+
+
+def spiking(monkeypatch, step: int, times: float = 1000.0) -> None:
+    """The gradient norm of `step` is larger, for its line and, as lower limits, inside of the jitted step."""
+    make_step = from_recipe.make_step
+
+    def made(*arguments, **settings):
+        real = make_step(*arguments, **settings)
+
+        def run(state, *batch):
+            done = int(state.step) + 1
+            if done == step and len(batch) == 5:  # in the jitted step it is the batch that is larger: here the limits
+                batch = (*batch[:4], np.float32([np.inf, float(batch[4][1]) / times]))
+            state, metrics = real(state, *batch)
+            if done == step:
+                metrics = dataclasses.replace(metrics, gradient_norm=metrics.gradient_norm * times)
+            return state, metrics
+
+        return run
+
+    monkeypatch.setattr(from_recipe, "make_step", made)
+
+
+def skipping(tiny):
+    return dataclasses.replace(tiny.recipe, policies=Policies(spikes="skip"), monitors=small_windows())
+
+
+def test_skip_leaves_the_weights_as_they_were_and_says_so(tiny, tmp_path, capsys):
+    run = tmp_path / "run"
+    recipe = dataclasses.replace(
+        skipping(tiny), checkpoints=Checkpoints(every_steps=1, keep=20), logging=Logging(norms_every_steps=1)
+    )
+    with pytest.MonkeyPatch.context() as patches:
+        spiking(patches, 11)
+        loop.train_recipe(recipe, run)
+    lines = [line for line in read_lines(run / "metrics.jsonl") if "loss" in line]
+    assert [line["skipped_update"] for line in lines] == [0] * 10 + [1, 0]
+    assert "step 11  SKIP  spikes, gradient_norm: " in capsys.readouterr().out
+    assert [(flag["step"], flag["policy"]) for flag in events(run, "flag")] == [(11, "skip")]
+    states = {step: _by_name(restored(tiny, run / "checkpoints" / str(step))) for step in (10, 11, 12)}
+    moved = {name for name, array in states[10].items() if not np.array_equal(array, states[11][name])}
+    counters = {name for name, array in states[10].items() if np.issubdtype(array.dtype, np.integer)}
+    assert moved == counters and len(counters) > 2  # the step, and those of the optimizer that rates are read from
+    assert all(int(states[11][name]) == 11 for name in counters)
+    assert lines[10]["parameter_norm/embedding"] == lines[9]["parameter_norm/embedding"]
+    assert lines[11]["parameter_norm/embedding"] != lines[10]["parameter_norm/embedding"]
+    assert lines[11]["router_bias_norm"] == lines[10]["router_bias_norm"]  # the betas of step 10, once more
+
+
+def test_a_run_that_skips_and_dies_has_the_limits_of_one_that_does_not(tiny, tmp_path):
+    given = []
+
+    def run_to_the_end(run: Path, die: tuple | None) -> list[tuple[int, tuple]]:
+        given.clear()
+        with pytest.MonkeyPatch.context() as patches:
+            spiking(patches, 11)
+            real = Watch.limits
+            patches.setattr(
+                Watch, "limits", lambda w, step: given.append((step, *real(w, step)[0].tolist())) or real(w, step)
+            )
+            if die is not None:
+                with pytest.MonkeyPatch.context() as deaths:
+                    die_at(*die, killed, deaths.setattr)
+                    with pytest.raises(Killed):
+                        loop.train_recipe(skipping(tiny), run)
+                loop.resume_run(run)
+            else:
+                loop.train_recipe(skipping(tiny), run)
+        return list(given)
+
+    whole = run_to_the_end(tmp_path / "whole", None)
+    assert [np.isinf(norm) for _, _, norm in whole] == [True] * 9 + [False] * 3  # line 8 is the eighth: half a window
+    died = run_to_the_end(tmp_path / "died", ("in the step", 10))
+    assert dict((step, rest) for step, *rest in died) == dict((step, rest) for step, *rest in whole)
+    assert (tmp_path / "died" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+
+
+class Killed(BaseException):
+    """A process that is gone."""
+
+
+def killed() -> None:
+    raise Killed

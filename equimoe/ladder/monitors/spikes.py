@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from itertools import islice
+
+import numpy as np
 
 from equimoe.ladder.monitors.flag import Episodes, Flag, Line, begin_of
 from equimoe.ladder.monitors.usual import Usual, trimmed_mean, usual_of
 from equimoe.recipe.policy import Monitors
 
-__all__ = ["SERIES", "LevelShifts", "Spikes"]
+__all__ = ["SERIES", "LevelShifts", "Spikes", "needed_lines"]
 
 SERIES = ("loss", "gradient_norm")
 LAG = 2  # lines that are not known yet when a step is dispatched
@@ -55,6 +58,13 @@ class _Windows:
         self.steps.clear()
         for window in self.of.values():
             window.clear()
+
+
+def needed_lines(lines: Sequence[Line], limits: Monitors) -> list[dict[str, float | int]]:
+    """Of the lines of a run what is enough to go on with `Spikes.limits`, as if it had seen all."""
+    steps = [line for line in lines if _values(line) is not None]
+    names = ("step", "mixture_segment", *SERIES)
+    return [{name: line[name] for name in names if name in line} for line in steps[-limits.window_lines - LAG :]]
 
 
 class Spikes:
@@ -99,7 +109,8 @@ class Spikes:
         for name, window in self._windows.of.items():
             usual = usual_of(list(self._windows.steps), list(window))
             above = max(self._limits.spike_sigmas * usual.sigma, math.log1p(least[name]))
-            found[name] = math.exp(min(usual.at(step) + above, 700.0))
+            # As float32, which the step compares in; up to a loss of e^80.
+            found[name] = float(np.float32(math.exp(min(usual.at(step) + above, 80.0))))
         return found
 
 
