@@ -149,7 +149,7 @@ def open_mixed_rows(
     }
     rows = {name: packed[name].row_count if name in packed else 0 for name in store.cells}
     schedule = MixtureSchedule(segments, rows, recipe.mixture.block_sequences, recipe.seed, share_of_rows=share)
-    total = recipe.schedule.steps * recipe.schedule.batch_sequences
+    total = (recipe.schedule.steps + len(recipe.schedule.skipped_batches)) * recipe.schedule.batch_sequences
     check_epochs(schedule, total, recipe.mixture.most_epochs, row_tokens=row_tokens)
     return MixedRows(store, schedule, packed, row_tokens)
 

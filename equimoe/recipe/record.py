@@ -115,6 +115,9 @@ class Schedule:
     accumulation: int = 1  # micro-batches that a step's batch is cut into, one after another: less memory, same update
     warmup_fraction: float = 0.01
     final_fraction: float = 0.05
+    skipped_batches: tuple[
+        int, ...
+    ] = ()  # numbers of batches that are not read, from 0; a run that rolls back adds to it
 
 
 @dataclass(frozen=True)
@@ -254,6 +257,12 @@ _RULES: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
         "the hero uses 0.8,0.2",
         lambda v: v and all(share > 0 for share in v) and abs(sum(v) - 1) < 1e-9,
         "mixture.shares",
+    ),
+    (
+        "must be numbers from 0, each once, ascending",
+        "sort them",
+        lambda v: all(n >= 0 for n in v) and all(a < b for a, b in zip(v, v[1:], strict=False)),
+        "schedule.skipped_batches",
     ),
     ("must be 0 or above", "0 is greedy", lambda v: v >= 0, "samples.temperature"),
     # JAX keeps 32 bits of a seed: two that differ above them would give one model.

@@ -14,6 +14,7 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from equimoe.parallel.processes.meeting import Lost
 from equimoe.parallel.processes.together import ALONE, Processes
 from equimoe.plan.arithmetic import refuse_if_too_large
 from equimoe.recipe import Recipe, Transport
+from equimoe.recipe.batches import BatchNumbers
 from equimoe.recipe.recipe_json import new_provenance, read_recipe, recipe_to_json
 from equimoe.recipe.resolve import changed
 from equimoe.recipe.trajectory import differences, refuse_changes, refuse_edited
@@ -52,6 +54,7 @@ from equimoe.train.interrupt import Interrupt, stopped
 from equimoe.train.metrics import RunLog, read_lines, rewind
 from equimoe.train.placing import place_parts, place_rows, row_parts
 from equimoe.train.report import norms_due, rate_schedules, step_values
+from equimoe.train.rolling_back import RolledBack, again_after_roll_back
 from equimoe.train.run_data import RunData, check_same_data, prepare_run_data
 from equimoe.train.run_lock import held, refuse_unless_shared
 from equimoe.train.samples import samples_due, samples_missing, write_samples
@@ -67,6 +70,7 @@ __all__ = ["IMPORTED", "concrete", "resume_run", "train_recipe"]
 IMPORTED = "imported"  # of a run's provenance: where the weights of its step 0 came from (hub.import_weights)
 
 
+@partial(again_after_roll_back, resume=lambda run, **named: resume_run(run, **named))
 def train_recipe(
     recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None = None, processes: Processes = ALONE
 ) -> None:
@@ -103,6 +107,7 @@ def train_recipe(
         session.go(session.fresh_state(), "started")
 
 
+@again_after_roll_back
 def resume_run(
     run: Path, overrides: Sequence[str] = (), *, given: Recipe | None = None, processes: Processes = ALONE
 ) -> None:
@@ -308,6 +313,8 @@ class _Session:
                 )
                 if stop and not self.interrupt.requested:
                     self.display.say("another process was asked to stop; stopping after this step to save")
+                if off_path:
+                    self._go_back_if_asked()
                 stop = stop or off_path
                 save, look = (
                     stop or old or self.saver.due(done),
@@ -317,6 +324,9 @@ class _Session:
                     continue
                 self._report(*waiting)
                 waiting = None
+                if not off_path and self.processes.any("a line before a save", self.watch.asks)[0]:
+                    self._go_back_if_asked()  # a checkpoint behind a flag would be one to resume from
+                    stop = save = True
                 if save:
                     self.saver.save(state, done)
                 if look and not stop:
@@ -348,12 +358,25 @@ class _Session:
         self.display.say(f"saved at step {step}; continue with: equimoe resume {typed(self.run)}{again}")
         raise stopped(max(self.processes.gather("the signal", self.interrupt.number)), saved=True)
 
+    def _go_back_if_asked(self) -> None:
+        """RolledBack, if a flag asks for that and not for a stop; Stopped, if Ctrl-C came meanwhile."""
+        if not self.watch.goes_back():
+            return
+        self.saver.wait()
+        self.watch.go_back()
+        self.log.close()
+        number = max(self.processes.gather("the signal", self.interrupt.number))
+        if number:
+            self.display.say(f"continue with: equimoe resume {typed(self.run)}")
+            raise stopped(number, saved=True)
+        raise RolledBack(self.run, self.processes)
+
     def _read_ahead(self, start: int) -> Batches:
         """The rows of this process of steps `start` + 1 to the last."""
         schedule, loading = self.recipe.schedule, self.recipe.loading
         return Batches(
             self.data.rows,
-            range(start, schedule.steps),
+            BatchNumbers(schedule.skipped_batches, start, schedule.steps),
             schedule.batch_sequences,
             row_parts(self.sharding, (schedule.batch_sequences, self.data.rows.row_tokens)),
             workers=loading.workers,

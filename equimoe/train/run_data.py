@@ -21,6 +21,7 @@ from equimoe.data.store import TokenStore
 from equimoe.data.tokenizer import TextTokenizer
 from equimoe.errors import EquimoeError, Problems
 from equimoe.recipe import Data, Mixture, Recipe
+from equimoe.recipe.batches import batch_number
 from equimoe.train.report import norms_due
 from equimoe.train.scoring import HELDOUT
 
@@ -60,9 +61,10 @@ class RunData:
         if isinstance(self.rows, Rows):
             return {}
         batch, schedule = self.recipe.schedule.batch_sequences, self.rows.schedule
-        values: dict[str, float | int] = {"mixture_segment": schedule.segment_of((step - 1) * batch)}
+        first = batch_number(self.recipe.schedule.skipped_batches, step - 1) * batch
+        values: dict[str, float | int] = {"mixture_segment": schedule.segment_of(first)}
         if norms_due(self.recipe, step):
-            before, after = schedule.counts((step - 1) * batch), schedule.counts(step * batch)
+            before, after = schedule.counts(first), schedule.counts(first + batch)
             for name, read in after.items():
                 if schedule.rows_used[name]:
                     values[f"cell_share/{name}"] = (read - before[name]) / batch

@@ -27,12 +27,13 @@ from equimoe.ladder.monitors.spikes import Spikes, needed_lines
 from equimoe.parallel.processes.together import ALONE, Processes
 from equimoe.recipe import Recipe
 from equimoe.train.metrics import RunLog, read_lines
+from equimoe.train.rolling_back import ROLLED_BACK, roll_back, times_rolled_back
 from equimoe.train.scoring import due_sets
 
 __all__ = ["Watch", "given_prediction", "keep_prediction"]
 
 PREDICTION = "prediction.json"  # in the run folder: the content of the file that `expected.prediction` named
-_ACTING = ("stop",)  # policies that do something about a flag
+_ACTING = ("stop", "roll_back")  # policies that end this session of the run
 
 
 def given_prediction(recipe: Recipe) -> bytes | None:
@@ -112,6 +113,21 @@ class Watch:
             exit_code=STOPPED_BY_POLICY,
         )
 
+    def goes_back(self) -> bool:
+        """Whether the run is to go back; in all processes. If not, what asked for something asks to stop."""
+        asked = self._asked
+        back = asked is not None and self._recipe.policies.of(asked.monitor) == "roll_back"
+        if back and times_rolled_back(self._run) >= self._recipe.monitors.most_roll_backs:
+            self._say(f"the run has gone back {self._recipe.monitors.most_roll_backs} times; stopping instead")
+            back = False
+        return self._processes.as_first("whether to go back", back)
+
+    def go_back(self) -> None:
+        """On disk, by process 0: the others wait for it."""
+        with self._processes.in_turn("go back to a checkpoint"):
+            if self._asked is not None:
+                self._say(roll_back(self._run, self._asked, self._log))
+
     def _open(self) -> list[Any]:
         """The prediction and the lines that there are, which are returned."""
         if self._recipe.expected.prediction is not None:
@@ -167,6 +183,8 @@ def _flags_said(run: Path) -> set[tuple[str, str, int]]:
     """Those that are in events.jsonl: a resumed run makes lines again, and does not warn again."""
     said: set[tuple[str, str, int]] = set()
     for event in read_lines(run / "events.jsonl"):
+        if event.get("event") == ROLLED_BACK:
+            said.clear()  # those of steps that are made anew, of other batches
         if event.get("event") == "flag":
             said.add((event["monitor"], event["where"], event["step"]))
     return said

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tiny_runs import compile_once, die_at, restored
 
+from equimoe.data.rows import Rows
 from equimoe.errors import STOPPED_BY_POLICY, EquimoeError
 from equimoe.recipe import Checkpoints, Expected, Logging, Monitors, Policies
+from equimoe.recipe.batches import BatchNumbers, batch_number
 from equimoe.recipe.recipe_json import read_recipe, recipe_to_json
-from equimoe.train import from_recipe, loop
+from equimoe.train import checkpoint, from_recipe, loop, rolling_back
 from equimoe.train.checkpoint import _by_name, committed_steps
 from equimoe.train.metrics import read_lines
 from equimoe.train.watching import Watch
@@ -221,3 +224,143 @@ class Killed(BaseException):
 
 def killed() -> None:
     raise Killed
+
+
+# roll_back
+
+BAD_BATCHES = (9, 10)  # those of steps 10 and 11, until they are left out
+
+
+@pytest.fixture
+def bad_batches(monkeypatch):
+    """Batches of one token each: their gradient is many times the usual."""
+    original = Rows.batch
+
+    def batch(rows, first, count):
+        found = original(rows, first, count)
+        if first // 8 in BAD_BATCHES:
+            found.token_ids[:] = 7
+        return found
+
+    monkeypatch.setattr(Rows, "batch", batch)
+
+
+def going_back(tiny, **changes):
+    limits = small_windows(least_gradient_spike=0.5, spike_sigmas=3.0)
+    return dataclasses.replace(tiny.recipe, policies=Policies(spikes="roll_back"), monitors=limits, **changes)
+
+
+def assert_same_end(run: Path, expected: Path, tiny) -> None:
+    assert (run / "metrics.jsonl").read_bytes() == (expected / "metrics.jsonl").read_bytes()
+    states = [_by_name(restored(tiny, folder / "checkpoints" / "12")) for folder in (run, expected)]
+    for name, array in states[0].items():
+        np.testing.assert_array_equal(np.asarray(array), np.asarray(states[1][name]), err_msg=name)
+
+
+def without_bad_batches(tiny, run: Path) -> Path:
+    """The run that never read them."""
+    schedule = dataclasses.replace(tiny.recipe.schedule, skipped_batches=BAD_BATCHES)
+    loop.train_recipe(going_back(tiny, schedule=schedule), run)
+    return run
+
+
+def test_a_run_goes_back_and_ends_as_one_that_never_read_the_batches(tiny, tmp_path, bad_batches, capsys):
+    run = tmp_path / "run"
+    loop.train_recipe(going_back(tiny), run)
+    out = capsys.readouterr().out
+    assert "step 10  ROLL BACK  spikes, " in out
+    assert "going back to step 8, without the 1 batches of steps 10 to 10\n" in out
+    recipe, provenance = read_recipe(run)
+    assert recipe.schedule.skipped_batches == BAD_BATCHES
+    back = [(each["step"], each["to_step"], each["batches"]) for each in provenance["rolled_back"]]
+    assert back == [(10, 8, [9]), (10, 8, [10])]  # step 10 read batch 10 then, which is bad too
+    assert [event["step"] for event in events(run, "rolled_back")] == [10, 10]
+    assert {json.loads(event["line"])["step"] for event in events(run, "rewound")} >= {9, 10}
+    assert_same_end(run, without_bad_batches(tiny, tmp_path / "never"), tiny)
+
+
+@pytest.mark.parametrize("moment", ["a checkpoint went", "recipe.json is written"])
+def test_a_kill_while_it_goes_back_changes_nothing(tiny, tmp_path, bad_batches, moment):
+    """Checkpoints after every step, so that one behind the first bad step is there and must go."""
+    run, often = tmp_path / "run", Checkpoints(every_steps=1, keep=20)
+    with pytest.MonkeyPatch.context() as patches:
+        owner, name = (checkpoint, "remove_behind") if moment == "a checkpoint went" else (rolling_back, "write_file")
+        original = getattr(owner, name)
+
+        def dying(*arguments):
+            original(*arguments)
+            raise Killed
+
+        patches.setattr(owner, name, dying)
+        with pytest.raises(Killed):
+            loop.train_recipe(going_back(tiny, checkpoints=often), run)
+    loop.resume_run(run)
+    assert read_recipe(run)[0].schedule.skipped_batches == BAD_BATCHES
+    assert_same_end(run, without_bad_batches(tiny, tmp_path / "never"), tiny)
+
+
+def test_it_goes_back_so_many_times_and_then_stops(tiny, tmp_path, bad_batches, capsys):
+    run = tmp_path / "run"
+    recipe = going_back(tiny)
+    recipe = dataclasses.replace(recipe, monitors=dataclasses.replace(recipe.monitors, most_roll_backs=1))
+    with pytest.raises(EquimoeError, match="was stopped by a monitor: spikes") as caught:
+        loop.train_recipe(recipe, run)
+    assert caught.value.exit_code == STOPPED_BY_POLICY
+    assert "the run has gone back 1 times; stopping instead\n" in capsys.readouterr().out
+    assert read_recipe(run)[0].schedule.skipped_batches == (9,)
+
+
+def test_a_run_that_goes_back_before_its_first_checkpoint_begins_again(tiny, tmp_path, bad_batches):
+    run = tmp_path / "run"
+    loop.train_recipe(going_back(tiny, checkpoints=Checkpoints(every_steps=100)), run)
+    assert [event["to_step"] for event in events(run, "rolled_back")] == [0, 0]
+    assert_same_end(run, without_bad_batches(tiny, tmp_path / "never"), tiny)
+
+
+def test_ctrl_c_while_it_goes_back_is_not_lost(tiny, tmp_path, bad_batches):
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patches:
+        original = checkpoint.remove_behind
+
+        def interrupted(*arguments):
+            original(*arguments)
+            signal.raise_signal(signal.SIGINT)
+
+        patches.setattr(checkpoint, "remove_behind", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loop.train_recipe(going_back(tiny), run)
+    assert read_recipe(run)[0].schedule.skipped_batches == (9,)
+    loop.resume_run(run)
+    assert_same_end(run, without_bad_batches(tiny, tmp_path / "never"), tiny)
+
+
+# Which batches may be left out of a run that has begun.
+
+
+@pytest.mark.parametrize(
+    ("skipped", "words"),
+    [
+        ("3", r"schedule.skipped_batches \(\[3\]\): must leave out no batch that was read by step 8: \[3\]"),
+        ("8,3", "must be numbers from 0, each once, ascending"),
+    ],
+)
+def test_a_batch_that_was_read_cannot_be_left_out(stopped, skipped, words):
+    with pytest.raises(EquimoeError, match=words):
+        loop.resume_run(stopped, [f"schedule.skipped_batches={skipped}"])
+
+
+def test_a_batch_to_come_can_be_left_out_by_hand(stopped):
+    loop.resume_run(stopped, ["schedule.skipped_batches=8"])
+    assert len(events(stopped, "finished")) == 2  # that of the copied run too
+    with pytest.raises(EquimoeError, match=r"must keep the batches that the run has left out, \[8\]"):
+        loop.resume_run(stopped, ["schedule.skipped_batches=9"])
+
+
+def test_numbers_of_batches():
+    """Against the list written out."""
+    skipped = (0, 3, 4, 9)
+    read = [number for number in range(20) if number not in skipped]
+    assert [batch_number(skipped, n) for n in range(len(read))] == read
+    numbers = BatchNumbers(skipped, 2, 9)
+    assert (list(numbers), len(numbers), numbers[-1]) == (read[2:9], 7, read[8])
+    assert list(BatchNumbers((), 3, 6)) == [3, 4, 5]
