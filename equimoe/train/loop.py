@@ -303,7 +303,7 @@ class _Session:
             for done in range(start + 1, steps + 1):
                 batch, data_seconds = batches.next()
                 norms = np.bool_(norms_due(recipe, done))
-                state, metrics = self.step(state, *batch, norms, *self.watch.limits(done))
+                state, metrics = self.step(state, *batch, norms, *self.watch.limits(done, self.data.segment_of(done)))
                 if waiting is not None:
                     self._report(*waiting)
                 waiting = (done, metrics, data_seconds)

@@ -56,12 +56,20 @@ class RunData:
             yield f"{tokens}, {self.rows.padding_share_of(sequences):.1%} of the positions padding"
             yield from table.lines()
 
+    def segment_of(self, step: int) -> int | None:
+        """Of the mixture, which the batch of a step is of; None: no store, no mixture."""
+        return None if isinstance(self.rows, Rows) else self.rows.schedule.segment_of(self._first_row(step))
+
+    def _first_row(self, step: int) -> int:
+        schedule = self.recipe.schedule
+        return batch_number(schedule.skipped_batches, step - 1) * schedule.batch_sequences
+
     def mixture_values(self, step: int) -> dict[str, float | int]:
         """What the line of a step says of the mixture: its segment; as often as norms, share and epochs of cells."""
         if isinstance(self.rows, Rows):
             return {}
         batch, schedule = self.recipe.schedule.batch_sequences, self.rows.schedule
-        first = batch_number(self.recipe.schedule.skipped_batches, step - 1) * batch
+        first = self._first_row(step)
         values: dict[str, float | int] = {"mixture_segment": schedule.segment_of(first)}
         if norms_due(self.recipe, step):
             before, after = schedule.counts(first), schedule.counts(first + batch)

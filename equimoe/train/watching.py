@@ -84,9 +84,12 @@ class Watch:
         """Whether a flag asks to stop or to go back; of process 0."""
         return self._asked is not None
 
-    def limits(self, step: int) -> tuple[np.ndarray, ...]:
-        """The last argument of the jitted step, if it has one: loss and gradient norm beyond which it does nothing."""
-        return () if self._limiter is None else (np.asarray(self._limiter.limits(step), np.float32),)
+    def limits(self, step: int, segment: int | None) -> tuple[np.ndarray, ...]:
+        """The last argument of the jitted step, if it has one: loss and gradient norm beyond which it does nothing.
+
+        `segment`: of the mixture, which the batch of the step is of.
+        """
+        return () if self._limiter is None else (np.asarray(self._limiter.limits(step, segment), np.float32),)
 
     def predicted(self, name: str, step: int) -> dict[str, float]:
         """The values that the line of an evaluation has besides; none where nothing is predicted."""

@@ -87,13 +87,14 @@ def main() -> None:
     parser.add_argument("--clean", default=",".join(map(str, CLEAN_SEEDS)), help="seeds")
     parser.add_argument("--clean-eight", default="10", help="seeds of clean runs that drop, on 8 devices")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--keep", type=Path, help="folder for the runs, which are else removed")
     settings = parser.parse_args()
     if settings.one:
         return one(json.loads(settings.one))
     chosen = [name for name in settings.faults.split(",") if name]
     clean, clean_eight = ([int(n) for n in text.split(",") if n] for text in (settings.clean, settings.clean_eight))
     with tempfile.TemporaryDirectory() as folder:
-        rows = table(Path(folder), chosen, clean, clean_eight)
+        rows = table(settings.keep or Path(folder), chosen, clean, clean_eight)
     if settings.out:
         settings.out.write_text(json.dumps(rows, indent=1) + "\n")
     sys.exit(not all(row["good"] for row in rows))

@@ -199,7 +199,9 @@ def test_a_run_that_skips_and_dies_has_the_limits_of_one_that_does_not(tiny, tmp
             spiking(patches, 11)
             real = Watch.limits
             patches.setattr(
-                Watch, "limits", lambda w, step: given.append((step, *real(w, step)[0].tolist())) or real(w, step)
+                Watch,
+                "limits",
+                lambda w, step, of: given.append((step, *real(w, step, of)[0].tolist())) or real(w, step, of),
             )
             if die is not None:
                 with pytest.MonkeyPatch.context() as deaths:

@@ -54,10 +54,12 @@ class _Windows:
         for name, value in values.items():
             self.of[name].append(value)
 
-    def clear(self) -> None:
-        self.steps.clear()
-        for window in self.of.values():
-            window.clear()
+    def clear(self, before: int | None = None) -> None:
+        """Forget the lines before a step; None: all."""
+        while self.steps and (before is None or self.steps[0] < before):
+            self.steps.popleft()
+            for window in self.of.values():
+                window.popleft()
 
 
 def needed_lines(lines: Sequence[Line], limits: Monitors) -> list[dict[str, float | int]]:
@@ -75,17 +77,16 @@ class Spikes:
     def __init__(self, limits: Monitors, steps: int):
         self._limits, self._begin = limits, begin_of(limits, steps)
         self._windows, self._episodes = _Windows(limits.window_lines), Episodes(quiet=4)
-        self._bands: dict[int, dict[str, float]] = {}  # step -> the limit of each series, in its own unit
-        self._segment: object = None
+        # step -> segment of the mixture, and the limit of each series there, in its own unit
+        self._bands: dict[int, tuple[object, dict[str, float]]] = {}
 
     def see(self, line: Line) -> list[Flag]:
         values = _values(line)
         if values is None:
             return []
         step, found = int(line["step"]), []
-        band = self._bands.pop(step, {})
-        changed, self._segment = line.get("mixture_segment") != self._segment, line.get("mixture_segment")
-        for name, limit in ({} if changed else band).items():
+        segment = line.get("mixture_segment")
+        for name, limit in self._band_of(step, segment).items():
             value = float(line[name])
             first = self._episodes.begun(name, value > limit, step)
             if first is not None:
@@ -93,13 +94,20 @@ class Spikes:
                 found.append(Flag(self.name, step, first, name, value, (None, limit), words))
         self._windows.add(line, values)
         self._bands = {at: band for at, band in self._bands.items() if at > step}
-        self._bands[step + LAG] = self._band(step + LAG)
+        self._bands[step + LAG] = segment, self._band(step + LAG)
         return found
 
-    def limits(self, step: int) -> tuple[float, float]:
-        """Loss and gradient norm beyond which the batch of `step` is a spike; infinite where nothing is judged."""
-        band = self._bands.get(step, {})
-        return tuple(band.get(name, math.inf) for name in SERIES)
+    def limits(self, step: int, segment: int | None = None) -> tuple[float, float]:
+        """Loss and gradient norm beyond which the batch of `step` is a spike; infinite where nothing is judged.
+
+        `segment`: of the mixture, which that batch is of. What is usual in another one says nothing of it.
+        """
+        band = self._band_of(step, segment)
+        return band.get("loss", math.inf), band.get("gradient_norm", math.inf)
+
+    def _band_of(self, step: int, segment: object) -> dict[str, float]:
+        made_in, band = self._bands.get(step, (segment, {}))
+        return band if made_in == segment else {}
 
     def _band(self, step: int) -> dict[str, float]:
         if step <= self._begin or len(self._windows.steps) < self._limits.window_lines // 2:
@@ -149,6 +157,8 @@ class LevelShifts:
             words = f"about {value:.4g} over the last {len(now)} lines, before it led to {expected:.4g}"
             limits = (expected * math.exp(-band), expected * math.exp(band))
             found.append(Flag(self.name, step, first, name, value, limits, words))
+        if found:  # half old, half new the lines would lead to a third level, and its flag would be an echo
+            self._windows.clear(before=min(flag.first_step for flag in found))
         return found
 
     def _shift(self, name: str, usual: Usual, when: list[int], now: list[float]) -> tuple[float, float]:
