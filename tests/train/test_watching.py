@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_runs import compile_once, die_at, restored
+from tiny_runs import compile_once, die_at, equimoe, restored
 
 from equimoe.data.rows import Rows
 from equimoe.errors import STOPPED_BY_POLICY, EquimoeError
@@ -190,6 +190,7 @@ def test_skip_leaves_the_weights_as_they_were_and_says_so(tiny, tmp_path, capsys
     assert lines[11]["router_bias_norm"] == lines[10]["router_bias_norm"]  # the betas of step 10, once more
 
 
+@pytest.mark.slow
 def test_a_run_that_skips_and_dies_has_the_limits_of_one_that_does_not(tiny, tmp_path):
     given = []
 
@@ -281,6 +282,7 @@ def test_a_run_goes_back_and_ends_as_one_that_never_read_the_batches(tiny, tmp_p
     assert_same_end(run, without_bad_batches(tiny, tmp_path / "never"), tiny)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["a checkpoint went", "recipe.json is written"])
 def test_a_kill_while_it_goes_back_changes_nothing(tiny, tmp_path, bad_batches, moment):
     """Checkpoints after every step, so that one behind the first bad step is there and must go."""
@@ -301,6 +303,47 @@ def test_a_kill_while_it_goes_back_changes_nothing(tiny, tmp_path, bad_batches, 
     assert_same_end(run, without_bad_batches(tiny, tmp_path / "never"), tiny)
 
 
+KILLED = """
+from tiny_runs import kill_myself
+from equimoe.data.rows import Rows
+from equimoe.train import rolling_back
+
+def batch(rows, first, count, original=Rows.batch):
+    found = original(rows, first, count)
+    if first // 8 in (9, 10):
+        found.token_ids[:] = 7
+    return found
+
+Rows.batch = batch
+
+def dying(*arguments, write=rolling_back.write_file):
+    write(*arguments)
+    kill_myself()
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_when_recipe_json_says_it_and_nothing_is_restored_yet(tiny, tmp_path, bad_batches):
+    """A process of its own; the lines and checkpoints behind the step to go back to are partly there."""
+    run = tmp_path / "run"
+    changes = (
+        *("policies.spikes=roll_back", "monitors.begin_steps=2", "monitors.begin_fraction=0"),
+        *("monitors.window_lines=16", "monitors.least_gradient_spike=0.5", "monitors.spike_sigmas=3"),
+    )
+    train = ("train", str(tiny.recipe_file), "--run", str(run), *changes)
+    dying = "rolling_back.write_file = dying"
+    killed = equimoe(*train, tiny=tiny, first=f"{KILLED}\n{dying}", check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert read_recipe(run)[0].schedule.skipped_batches == (9,)
+    assert committed_steps(run / "checkpoints")[-1] == 8 and events(run, "rolled_back") == []
+    equimoe("resume", str(run), tiny=tiny, first=KILLED)
+    assert read_recipe(run)[0].schedule.skipped_batches == BAD_BATCHES
+    never = tmp_path / "never"
+    left_out = "schedule.skipped_batches=9,10"
+    equimoe("train", str(tiny.recipe_file), "--run", str(never), *changes, left_out, tiny=tiny, first=KILLED)
+    assert_same_end(run, never, tiny)
+
+
 def test_it_goes_back_so_many_times_and_then_stops(tiny, tmp_path, bad_batches, capsys):
     run = tmp_path / "run"
     recipe = going_back(tiny)
@@ -312,6 +355,7 @@ def test_it_goes_back_so_many_times_and_then_stops(tiny, tmp_path, bad_batches, 
     assert read_recipe(run)[0].schedule.skipped_batches == (9,)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_back_before_its_first_checkpoint_begins_again(tiny, tmp_path, bad_batches):
     run = tmp_path / "run"
     loop.train_recipe(going_back(tiny, checkpoints=Checkpoints(every_steps=100)), run)
@@ -319,6 +363,7 @@ def test_a_run_that_goes_back_before_its_first_checkpoint_begins_again(tiny, tmp
     assert_same_end(run, without_bad_batches(tiny, tmp_path / "never"), tiny)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_it_goes_back_is_not_lost(tiny, tmp_path, bad_batches):
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patches:
