@@ -3,7 +3,8 @@
 Importing this file imports no jax and no numpy, so that help and shell completion answer at once; each command
 imports the library inside its body. Exit codes: 0 success, 2 a mistake that the message says how to repair,
 3 a monitor stopped the run, 75 nothing is wrong with the command but it cannot go on now (another process of the run
-was lost or did not come), 130 stopped by Ctrl-C, 143 by SIGTERM, 1 a fault of ours (with a traceback).
+was lost or did not come), 130 stopped by Ctrl-C, 143 by SIGTERM, 1 a gate that is not passed, or a fault of ours (with
+a traceback).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from equimoe import __version__
-from equimoe.cli import bench, data, plan, recipes, train, weights
+from equimoe.cli import bench, data, ladder, plan, recipes, train, weights
 from equimoe.cli.allocator import start_again_with_settings
 from equimoe.cli.arguments import hide_progress
 from equimoe.errors import EquimoeError
@@ -36,6 +37,7 @@ app.add_typer(recipes.commands)
 app.add_typer(plan.commands)
 app.add_typer(data.commands)
 app.add_typer(weights.commands)
+app.add_typer(ladder.commands)
 app.add_typer(bench.commands)
 
 

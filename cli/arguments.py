@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -18,17 +20,34 @@ __all__ = [
     "Process",
     "Processes",
     "Recipe",
+    "RecipeOrStore",
     "Revision",
     "Run",
     "Source",
     "StartTimeout",
     "Step",
+    "as_options",
     "data_overrides",
     "hide_progress",
     "runs_here",
 ]
 
 MANY = "Many processes"
+
+
+@contextmanager
+def as_options(*names: str, **more: str) -> Iterator[None]:
+    """Errors of the library call a setting as the command line does: `--text-field`, not `data.text_field`.
+
+    `names`: settings whose option has their name. `more`: the words for others, `__` standing for a dot.
+    """
+    from equimoe.errors import EquimoeError, renamed
+
+    words = {prefix + name: f"--{name.replace('_', '-')}" for name in names for prefix in ("", "data.")}
+    try:
+        yield
+    except EquimoeError as error:
+        raise renamed(error, words | {name.replace("__", "."): word for name, word in more.items()}) from error
 
 
 def _recipes(incomplete: str) -> list[str]:
@@ -49,6 +68,14 @@ Recipe = Annotated[
     str,
     typer.Argument(
         metavar="RECIPE", help="A packaged recipe's name, or the path of a .py file.", autocompletion=_recipes
+    ),
+]
+RecipeOrStore = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE_OR_STORE",
+        help="A recipe, as for `train`; or a store that `data prepare` made: its folder or address.",
+        autocompletion=_recipes,
     ),
 ]
 Overrides = Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from equimoe.cli.arguments import AsJson, DataPaths, Overrides, Overwrite, Recipe, data_overrides
+from equimoe.cli.arguments import AsJson, DataPaths, Overrides, Overwrite, RecipeOrStore, as_options, data_overrides
 
 __all__ = ["commands"]
 
@@ -31,9 +31,6 @@ def group() -> None:
     """
 
 
-RecipeOrStore = Annotated[
-    str, typer.Argument(metavar="RECIPE_OR_STORE", help="As for `data show`, or a folder that `data prepare` wrote.")
-]
 Fast = Annotated[bool, typer.Option("--fast", help="Read the store's header only: no lengths of documents.")]
 
 
@@ -43,16 +40,18 @@ def _tell(line: str) -> None:
 
 @data.command()
 def show(
-    recipe: Recipe,
+    source: RecipeOrStore,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[N] [NAME=VALUE]...", help="How many rows (1); changes, as for `train`."),
+        typer.Argument(metavar="[N] [NAME=VALUE]...", help="How many rows, or documents a cell (1); changes."),
     ] = None,
     paths: DataPaths = None,
     row: Annotated[int, typer.Option(min=0, help="The first row to show; the run reads rows in this order.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Print what a run would read: sources or cells, tokenizer, mixture, evals, and rows with their documents marked.
+    """Print what a run would read: files or cells, tokenizer, mixture, evals, and rows with their documents marked.
+
+    Of a store alone: its cells, and documents of each.
 
     [bold]Examples[/bold]
 
@@ -60,18 +59,23 @@ def show(
       equimoe data show tiny 3 --data 'docs/*.md,notes.jsonl'
       equimoe data show mine.py --row 1000 data.text_field=content --json
       equimoe data show mine.py 2 --data store data.packing=best_fit
+      equimoe data show store 3
     """
-    from equimoe.data.look.stored import look_at_data
+    from equimoe.data.look.stored import look_at_named
     from equimoe.data.show import split_count
-    from equimoe.recipe.resolve import resolve
 
     count, overrides = split_count(words or ())
-    resolved = resolve(recipe, [*overrides, *data_overrides(paths)])
-    look = look_at_data(resolved.recipe, first_row=row, rows=count, log=_tell)
+    look = look_at_named(source, [*overrides, *data_overrides(paths)], first_row=row, rows=count, log=_tell)
     typer.echo(json.dumps(look.to_dict(), indent=1) if as_json else "\n".join(look.lines()))
 
 
 FILTERS, LIMITS, HOW = "Filters", "Limits", "How it is run"
+OPTIONS = (
+    *("out", "cell", "text_field", "tokenizer", "vocabulary", "heldout_fraction", "heldout_max_bytes", "shard_tokens"),
+    *("max_bytes", "piece_bytes", "bad_lines", "min_characters", "max_characters", "min_words", "language"),
+    *("language_probability", "decontaminate", "ngram", "workers", "executor", "tasks"),
+)
+OPTIONS_OF_CELLS = ("out", "clusters", "quality_levels", "text_field", "embeddings", "sample_documents", "seed")
 
 
 @data.command()
@@ -83,9 +87,14 @@ def prepare(
     out: Annotated[str, typer.Option("--out", metavar="STORE", help="A new folder, or one to go on with.")],
     cell: Annotated[
         str,
-        typer.Option(metavar="RULE", help="Cells: none, source, folder, file, field:NAME, cells:MODEL."),
+        typer.Option(
+            metavar="RULE",
+            help="Cells: none, source, folder, file, field:NAME (without the field: cell `none`), cells:MODEL.",
+        ),
     ] = "none",
-    text_field: Annotated[str, typer.Option(help="Field or column with the text.")] = "text",
+    text_field: Annotated[
+        str, typer.Option(help="Field or column with the text; `text,content`: the first that a document has.")
+    ] = "text",
     tokenizer: Annotated[str, typer.Option(help="`train`, a tokenizer.json, or a Hub id.")] = "train",
     vocabulary: Annotated[
         int | None, typer.Option(help="Entries of the model.", show_default="the tokenizer's, 4096 to train")
@@ -143,26 +152,28 @@ def prepare(
     from equimoe.data.preparing.summary import facts
     from equimoe.recipe import Data
 
-    store = prepare_store(
-        Data(tuple(files), text_field, max_bytes, piece_bytes, tokenizer, heldout_fraction, heldout_max_bytes, cell),
-        out,
-        vocabulary=vocabulary,
-        filters=filters_of(
-            dedup,
-            languages=language,
-            decontaminate=decontaminate,
-            min_characters=min_characters,
-            max_characters=max_characters,
-            min_words=min_words,
-            language_probability=language_probability,
-            decontaminate_field=text_field,
-            ngram=ngram,
-        ),
-        shard_tokens=shard_tokens,
-        keep_order=keep_order,
-        running=Running(workers, bad_lines, skip_bad_files, executor_of(executor, tasks, slurm or ())),
-        log=lambda line: typer.echo(line, err=as_json),
-    )
+    data = Data(tuple(files), text_field, max_bytes, piece_bytes, tokenizer, heldout_fraction, heldout_max_bytes, cell)
+    with as_options(*OPTIONS, data__path="FILES", model__vocab_size="--vocabulary", decontaminate_field="--text-field"):
+        store = prepare_store(
+            data,
+            out,
+            vocabulary=vocabulary,
+            filters=filters_of(
+                dedup,
+                languages=language,
+                decontaminate=decontaminate,
+                min_characters=min_characters,
+                max_characters=max_characters,
+                min_words=min_words,
+                language_probability=language_probability,
+                decontaminate_field=text_field,
+                ngram=ngram,
+            ),
+            shard_tokens=shard_tokens,
+            keep_order=keep_order,
+            running=Running(workers, bad_lines, skip_bad_files, executor_of(executor, tasks, slurm or ())),
+            log=lambda line: typer.echo(line, err=as_json),
+        )
     if as_json:
         typer.echo(json.dumps(facts(store), indent=1))
 
@@ -175,7 +186,7 @@ def stats(
     fast: Fast = False,
     as_json: AsJson = False,
 ) -> None:
-    """Count documents, tokens and lengths of every cell, and what a recipe reads of them: epochs, padding, phases.
+    """Count documents, tokens and lengths of every cell, and what a recipe reads of them: epochs, padding, segments.
 
     [bold]Examples[/bold]
 
@@ -203,7 +214,7 @@ def page(
     force: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write one self-contained page about the data of a run: cells, phases, epochs, lengths, examples, hashes.
+    """Write one self-contained page about the data of a run: cells, segments, epochs, lengths, examples, hashes.
 
     It shows text of documents and names of sources: read it before you publish it.
 
@@ -244,11 +255,15 @@ def verify(store: Annotated[str, typer.Argument(metavar="STORE", help="A store, 
 
 @data.command()
 def cells(
-    paths: Annotated[list[str], typer.Argument(metavar="PATHS", help="Files, globs, folders, hf://, `embedded`.")],
+    paths: Annotated[
+        list[str], typer.Argument(metavar="FILES...", help="Files, folders, globs, hf://org/name, `embedded`.")
+    ],
     out: Annotated[str, typer.Option(metavar="MODEL", help="The model's folder, which must not exist.")],
     clusters: Annotated[int, typer.Option(help="Domains, 1 to 100.")] = 40,
     quality_levels: Annotated[int, typer.Option(help="Levels of quality in each domain, 1 to 10.")] = 5,
-    text_field: Annotated[str, typer.Option(help="Field of a JSONL line, or Parquet column, with the text.")] = "text",
+    text_field: Annotated[
+        str, typer.Option(help="Field or column with the text; `text,content`: the first that a document has.")
+    ] = "text",
     embeddings: Annotated[
         str | None, typer.Option(metavar="FILE.npy", help="Cluster these: a row a document with text, in order.")
     ] = None,
@@ -274,13 +289,14 @@ def cells(
     from equimoe.data.cells.report import make_cells
 
     settings = Settings(clusters, quality_levels, sample_documents, seed)
-    report = make_cells(
-        paths,
-        out,
-        settings,
-        text_field=text_field,
-        embeddings=embeddings,
-        labelled=labelled,
-        log=lambda line: typer.echo(line, err=True),
-    )
+    with as_options(*OPTIONS_OF_CELLS, data__path="FILES"):
+        report = make_cells(
+            paths,
+            out,
+            settings,
+            text_field=text_field,
+            embeddings=embeddings,
+            labelled=labelled,
+            log=lambda line: typer.echo(line, err=True),
+        )
     typer.echo(json.dumps(report.to_dict(), indent=1) if as_json else "\n".join(report.lines()))

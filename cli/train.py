@@ -70,10 +70,12 @@ def train(
       equimoe train ./mine.py optimizer.muonh_lr=0.01
       equimoe train ./mine.py --meeting node-1:5577 --processes 2 --process 0
       equimoe train ./mine.py --run /shared/mine --or-resume
+      equimoe train tiny init_from=runs/tiny init_from.take=weights,betas --run again
     """
+    from equimoe.hub.source import begins_with_a_model
     from equimoe.parallel.processes.place import find_place
     from equimoe.recipe.resolve import resolve
-    from equimoe.recipe.run_folder import new_run, run_path
+    from equimoe.recipe.run_folder import has_begun, new_run, run_path
 
     place = find_place(meeting, processes, process)
     expected = [] if prediction is None else [f"expected.prediction={prediction}"]
@@ -88,6 +90,12 @@ def train(
 
     command = "train --or-resume" if or_resume else "train"
     facts = {"command": command, "run": str(folder.absolute()), "recipe": resolved.recipe.to_dict()}
+    if begins_with_a_model(resolved.recipe.init_from.source, place.processes) and not (or_resume and has_begun(folder)):
+        from equimoe.hub.import_weights import begin_with_weights
+
+        begin_with_weights(resolved.recipe, folder, resolved.provenance, log=typer.echo)
+        loop.resume_run(folder)
+        return
     with met(place, facts, timeout=start_timeout) as all_processes:
         start = again.train_or_resume if or_resume else loop.train_recipe
         start(resolved.recipe, folder, provenance=resolved.provenance, processes=all_processes)

@@ -30,6 +30,8 @@ _PUBLIC = {
     "Monitors": ("equimoe.recipe.policy", "Monitors"),
     "Policies": ("equimoe.recipe.policy", "Policies"),
     "Transport": ("equimoe.recipe.record", "Transport"),
+    "continued": ("equimoe.recipe.continued", "continued"),
+    "InitFrom": ("equimoe.recipe.record", "InitFrom"),
     "ModelConfig": ("equimoe.config", "ModelConfig"),
     "Optimizer": ("equimoe.recipe.record", "Optimizer"),
     "Recipe": ("equimoe.recipe.record", "Recipe"),

@@ -7,7 +7,10 @@ that a config with three mistakes is fixed in one round and not in three.
 
 from __future__ import annotations
 
-__all__ = ["MISTAKE", "STOPPED_BY_POLICY", "TRY_AGAIN", "EquimoeError", "Problems", "first_line"]
+import re
+from collections.abc import Mapping
+
+__all__ = ["MISTAKE", "STOPPED_BY_POLICY", "TRY_AGAIN", "EquimoeError", "Problems", "first_line", "renamed"]
 
 # Exit codes of the command line. A job file goes by them: who repeats a mistake only burns its machines.
 MISTAKE = 2
@@ -89,6 +92,31 @@ class Problems:
 def _on_one_line(text: str) -> str:
     """Names come from files of others: what would move the cursor, or begin a line that looks like ours, is escaped."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def renamed(error: EquimoeError, names: Mapping[str, str]) -> EquimoeError:
+    """The same error, with settings called as who reads it knows them: `--text-field` for `data.text_field`.
+
+    A name is replaced where it is the subject of the error or of a problem, and anywhere in rule and remedy if it
+    cannot be an English word (it has a dot or an underscore) nor a part of a path or of something in quotes.
+    """
+    words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    subject = re.compile(rf"^(?:{words})(?=$|[ :,(])")
+    long = "|".join(re.escape(n) for n in sorted(names, key=len, reverse=True) if "." in n or "_" in n) or r"(?!)"
+    inside = re.compile(rf"(?<![\w./'\"-])(?:{long})(?![\w/'\"-]|\.\w)")
+
+    def again(pattern: re.Pattern[str], text: str) -> str:
+        return pattern.sub(lambda found: names[found[0]], text)
+
+    problems = tuple(again(inside, again(subject, line)) for line in error.problems)
+    return EquimoeError(
+        again(subject, error.subject),
+        again(inside, error.rule),
+        again(inside, error.remedy),
+        value=error.value,
+        problems=problems,
+        exit_code=error.exit_code,
+    )
 
 
 def first_line(error: BaseException) -> str:

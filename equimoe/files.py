@@ -38,6 +38,7 @@ __all__ = [
     "no_name_twice",
     "parsed_header",
     "publish_folder",
+    "read_lines",
     "remove_stale",
     "sync_folder",
     "typed",
@@ -50,7 +51,10 @@ Opened = TypeVar("Opened")
 ASIDE_PREFIX, LOCK = ".aside-", ".lock"
 _REFUSALS = {
     getattr(errno, name)
-    for name in ("EACCES", "EPERM", "EROFS", "ENOSPC", "EDQUOT", "EIO", "ENAMETOOLONG", "ENOTDIR", "EEXIST", "EISDIR")
+    for name in (
+        *("EACCES", "EPERM", "EROFS", "ENOSPC", "EDQUOT", "EFBIG", "EIO", "ENAMETOOLONG", "ENOTDIR", "EEXIST"),
+        "EISDIR",
+    )
 }
 STALE_AFTER_SECONDS = 24 * 3600.0  # an aside path that nothing has written to for a day belongs to a dead process
 
@@ -224,6 +228,26 @@ def parsed_header(
         rule = f"version must be {known[1]} for this release"
         raise EquimoeError(subject, rule, f"Upgrade equimoe, or {again}", value=header.get("version"))
     return header
+
+
+def read_lines(path: Path) -> list[dict]:
+    """All whole lines of a JSON-lines file; EquimoeError names one that is no JSON object."""
+    if not path.exists():
+        return []
+    found = []
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        if not line.endswith(b"\n"):
+            continue
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            entry = None
+        if not isinstance(entry, dict):
+            raise EquimoeError(
+                f"{path}:{number}", "every line must be a JSON object", "Restore the line, or remove it from the file"
+            )
+        found.append(entry)
+    return found
 
 
 def file_sha256(path: Path) -> str:

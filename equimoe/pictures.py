@@ -14,6 +14,7 @@ from equimoe.files import write_file
 __all__ = ["picture", "require_picture"]
 
 _ENDINGS = (".svg", ".png", ".pdf")
+_TIMES = {"svg": "Date", "pdf": "CreationDate"}  # what a format calls the time of drawing
 
 
 def require_picture(path: Path) -> None:
@@ -32,13 +33,17 @@ def require_picture(path: Path) -> None:
 def picture(path: Path, *, columns: int = 1, rows: int = 1, width: float = 8.0, height: float = 5.0) -> Iterator[Any]:
     """The axes of a new figure (an array of them where there are several), written to `path` at the end.
 
-    Sizes in inches, of the whole figure. No display is needed.
+    Sizes in inches, of the whole figure. No display is needed. The same drawing gives the same bytes: matplotlib
+    otherwise writes the time and random ids, and a picture under version control would change each time it is made.
     """
     require_picture(path)
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     yield figure.subplots(rows, columns)
     drawn = io.BytesIO()
-    figure.savefig(drawn, format=path.suffix[1:].lower(), dpi=150)
+    kind = path.suffix[1:].lower()
+    with rc_context({"svg.hashsalt": "equimoe"}):
+        figure.savefig(drawn, format=kind, dpi=150, metadata={_TIMES[kind]: None} if kind in _TIMES else None)
     write_file(path, [drawn.getvalue()])

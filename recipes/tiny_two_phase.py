@@ -2,8 +2,8 @@
 
 Purpose: see what a mixture does: the switch at its step, and each domain's held-out loss before and after it.
 Cost:    about 5 minutes and 2 GB on 2 CPU cores; needs the texts of `pip install 'equimoe[text]'`.
-Expect:  at step 240 (`mixture_segment` in metrics.jsonl) the speeches' held-out loss falls faster than before, and that
-         of the documentation stops falling.
+Expect:  after step 240 (`mixture_segment` in metrics.jsonl goes from 0 to 1) the speeches' held-out loss falls faster
+         than before, and that of the documentation stops falling.
 
     equimoe train tiny_two_phase
     equimoe data show tiny_two_phase 3                             # cells, weights, epochs, rows

@@ -23,7 +23,7 @@ LAYERS = [
     ["model"],
     ["optim"],
     ["plan"],  # under train, which refuses what the plan says cannot fit
-    ["ladder"],
+    ["ladder"],  # under train, which shows a run beside its prediction
     ["data"],
     ["baselines"],
     ["objectives"],

@@ -139,11 +139,14 @@ def _programs() -> dict[str, Callable]:
 
     real = {name: getattr(loop, name) for name in ("make_optimizer", "create_state")}
     real["make_step"] = from_recipe.make_step
-    steps, states = {}, {}
+    steps, states, optimizers = {}, {}, {}
 
-    @cache
     def optimizer_of(model, optimizer, schedule):
-        return real["make_optimizer"](Recipe(name="x", model=model, optimizer=optimizer, schedule=schedule))
+        name = repr((model, optimizer, schedule))  # a schedule holds a dict, which has no hash
+        if name not in optimizers:
+            made = Recipe(name="x", model=model, optimizer=optimizer, schedule=schedule)
+            optimizers[name] = real["make_optimizer"](made)
+        return optimizers[name]
 
     def make_step(optimizer, *, shardings, **settings):
         key = (id(optimizer), *settings.items())

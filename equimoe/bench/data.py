@@ -97,7 +97,7 @@ def data_lines(facts: dict[str, Any]) -> Iterator[str]:
             )
         ratio, times = found["ratio"], found["times_consumed"]
         yield (
-            f"  {ratio['median']:.2f} of grain on array-record ({ratio['min']:.2f} to {ratio['max']:.2f});"
+            f"  {ratio['median']:.2f} times grain on array-record ({ratio['min']:.2f} to {ratio['max']:.2f});"
             f" {times['median']:,.0f} times the {facts['consumed']:,.0f} tokens/s that training takes"
         )
 

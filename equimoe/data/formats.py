@@ -6,6 +6,8 @@
 
 All but Parquet may be compressed, .gz or .zst. A null in the field counts as an empty document. Whatever is not as
 it should be is one error with the file, and the line or row: a training run must not silently lack a part of its text.
+`text,content` as the field is the first of the two that a document has, and not null: sources that are read together
+need not have one name for their text.
 `entries_in` also reads a part of a file, a second field beside the text, and goes on after a line that is not as it
 should be if the caller counts it.
 Cost: one line, one batch of rows of the one column, or one text file in memory at a time. Parquet and .zst need the
@@ -35,9 +37,11 @@ __all__ = [
     "Entry",
     "documents_in",
     "entries_in",
+    "is_of_many",
     "open_file",
     "parquet_groups",
     "parts_by",
+    "text_fields",
 ]
 
 _COMPRESSED = (".gz", ".zst")
@@ -133,9 +137,27 @@ def entries_in(
     except (EOFError, zlib.error, gzip.BadGzipFile, _Damaged) as error:
         raise BadFile(
             name,
-            f"must be a whole {packing} file, but: {first_line(error)}",
+            f"must be a whole {packing} file, but: {_said(error)}",
             "Download it or compress it again",
         ) from error
+
+
+def text_fields(text_field: str) -> tuple[str, ...]:
+    """The fields that a setting names, in the order in which they are looked for; a name may have a comma itself."""
+    if "," not in text_field:
+        return (text_field,)
+    return tuple(dict.fromkeys((text_field, *filter(None, (name.strip() for name in text_field.split(","))))))
+
+
+def _said(error: BaseException) -> str:
+    return first_line(error).rstrip(". ")
+
+
+def is_of_many(name: str) -> bool:
+    """Whether a file of this name holds many documents, and not one."""
+    plain = name.lower()
+    packing = next((suffix for suffix in _COMPRESSED if plain.endswith(suffix)), "")
+    return plain.removesuffix(packing).endswith((*_LINES, _PARQUET))
 
 
 def parts_by(name: str) -> str | None:
@@ -265,12 +287,14 @@ def _entry(line: str, place: str, fields: tuple[str, str | None], number: int) -
             f"every line must be a JSON object, this one is a {type(entry).__name__}",
             f'Write it as {{"{text_field}": ...}}',
         )
-    if text_field not in entry:
+    found = [name for name in text_fields(text_field) if name in entry]
+    if not found:
         raise EquimoeError(
             place,
-            f"field {text_field!r} is missing, the line has {', '.join(map(repr, entry)) or 'no fields'}",
+            f"{_missing('field', text_field)}, the line has {', '.join(map(repr, entry)) or 'no fields'}",
             "Set data.text_field to the one that holds the text",
         )
+    text_field = next((name for name in found if entry[name] is not None), found[0])
     text = "" if entry[text_field] is None else entry[text_field]
     if not isinstance(text, str):
         raise EquimoeError(
@@ -296,6 +320,11 @@ def _entry(line: str, place: str, fields: tuple[str, str | None], number: int) -
     return Entry(text, None if label is None else str(label), number)
 
 
+def _missing(kind: str, text_field: str) -> str:
+    names = ", ".join(map(repr, text_fields(text_field)[1:]))
+    return f"none of the {kind}s {names} is there" if names else f"{kind} {text_field!r} is missing"
+
+
 def _decode(raw: bytes, name: str, offset: int) -> str:
     try:
         return raw.decode("utf-8")
@@ -318,18 +347,18 @@ def _parquet(
     try:
         with _parquet_errors(name):
             table = parquet.ParquetFile(file, buffer_size=_PARQUET_BUFFER_BYTES, pre_buffer=False)
-            _check_column(table.schema_arrow, name, column)
-            columns = [column]
+            texts = _text_columns(table.schema_arrow, name, column)
+            columns = list(texts)
             if label_column is not None:
                 _check_label_column(table.schema_arrow, name, label_column)
-                columns = list(dict.fromkeys((column, label_column)))
+                columns = list(dict.fromkeys((*texts, label_column)))
             begin, end = part or (0, table.num_row_groups)
             row = sum(table.metadata.row_group(number).num_rows for number in range(begin))
             groups = list(range(begin, end))
             for batch in table.iter_batches(_PARQUET_ROWS, row_groups=groups, columns=columns, use_threads=False):
                 labels = None if label_column is None else batch.column(label_column)
-                for place, value in enumerate(batch.column(column)):
-                    text = value.as_py()
+                for place, values in enumerate(zip(*(batch.column(each) for each in texts), strict=True)):
+                    text = next((text for value in values if (text := value.as_py()) is not None), None)
                     label = None if labels is None else labels[place].as_py()
                     yield Entry("" if text is None else text, None if label is None else str(label), row)
                     row += 1
@@ -349,7 +378,7 @@ def _parquet_errors(name: str) -> Iterator[None]:
         if isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError):
             raise  # of the disk or the network; what Arrow itself finds wrong is an OSError without a number
         raise BadFile(
-            name, f"must be a whole Parquet file, but: {first_line(error)}", "Download it or write it again"
+            name, f"must be a whole Parquet file, but: {_said(error)}", "Download it or write it again"
         ) from error
 
 
@@ -365,20 +394,24 @@ def _check_label_column(schema: Any, name: str, column: str) -> None:
         )
 
 
-def _check_column(schema: Any, name: str, column: str) -> None:
+def _text_columns(schema: Any, name: str, text_field: str) -> tuple[str, ...]:
+    """Those columns of `text_field` that the file has, all of strings."""
     from pyarrow import types
 
-    if column not in schema.names:
+    found = tuple(column for column in text_fields(text_field) if column in schema.names)
+    if not found:
         raise EquimoeError(
             name,
-            f"column {column!r} is missing, the file has {', '.join(map(repr, schema.names)) or 'none'}",
+            f"{_missing('column', text_field)}, the file has {', '.join(map(repr, schema.names)) or 'none'}",
             "Set data.text_field to the one that holds the text",
         )
-    kind = schema.field(column).type
-    inner = kind.value_type if types.is_dictionary(kind) else kind
-    if not (types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner)):
-        raise EquimoeError(
-            name,
-            f"column {column!r} must hold strings, it holds {kind}",
-            "Set data.text_field to the one that holds the text",
-        )
+    for column in found:
+        kind = schema.field(column).type
+        inner = kind.value_type if types.is_dictionary(kind) else kind
+        if not (types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner)):
+            raise EquimoeError(
+                name,
+                f"column {column!r} must hold strings, it holds {kind}",
+                "Set data.text_field to the one that holds the text",
+            )
+    return found

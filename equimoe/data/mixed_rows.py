@@ -18,9 +18,9 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from equimoe.data.cell_store import CellStore
-from equimoe.data.mixture import MixtureSchedule, Segment, check_epochs, segments_of, share_of_rows
+from equimoe.data.mixture import MixtureSchedule, Segment, check_epochs, run_segments, share_of_rows
 from equimoe.data.mixture.table import MixtureTable
-from equimoe.data.packing import PackedCell, pack
+from equimoe.data.packing import PackedCell, pack_as
 from equimoe.data.rows import PADDING_SEGMENT, Batch
 from equimoe.errors import EquimoeError, Problems
 from equimoe.recipe import Recipe
@@ -133,24 +133,16 @@ def open_mixed_rows(
     With packing best_fit the index of a cell that has none is built first, by default into the cache.
     """
     segments, share = _planned(recipe, store)
-    row_tokens, data = recipe.model.max_position_embeddings, recipe.data
+    row_tokens = recipe.model.max_position_embeddings
     read = {name for segment in segments for name, weight in segment.weights.items() if weight > 0}
     packed = {
-        name: pack(
-            store.cell(name),
-            row_tokens,
-            data.packing,
-            border_targets=data.border_targets,
-            index_folder=index_folder,
-            log=log,
-        )
+        name: pack_as(recipe.data, store.cell(name), row_tokens, index_folder=index_folder, log=log)
         for name in store.cells
         if name in read
     }
     rows = {name: packed[name].row_count if name in packed else 0 for name in store.cells}
     schedule = MixtureSchedule(segments, rows, recipe.mixture.block_sequences, recipe.seed, share_of_rows=share)
-    total = (recipe.schedule.steps + len(recipe.schedule.skipped_batches)) * recipe.schedule.batch_sequences
-    check_epochs(schedule, total, recipe.mixture.most_epochs, row_tokens=row_tokens)
+    check_epochs(schedule, recipe.data_sequences, recipe.mixture.most_epochs, row_tokens=row_tokens)
     return MixedRows(store, schedule, packed, row_tokens)
 
 
@@ -165,13 +157,12 @@ def _planned(recipe: Recipe, store: CellStore) -> tuple[tuple[Segment, ...], flo
         f"set model.vocab_size={store.vocabulary} or more, or prepare the data with a smaller tokenizer",
     )
     segments, share = (), 1.0
-    steps, batch = recipe.schedule.steps, recipe.schedule.batch_sequences
     try:
-        segments = segments_of(recipe.mixture, store.tokens, steps=steps, batch_sequences=batch)
+        segments = run_segments(recipe, store.tokens)
     except EquimoeError as error:
         problems.include(error)
     try:
-        share = share_of_rows(recipe.mixture.simulated_tokens, recipe.total_tokens)
+        share = share_of_rows(recipe.mixture.simulated_tokens, recipe.planned_tokens)
     except EquimoeError as error:
         problems.include(error)
     problems.raise_if_any()

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from equimoe.data.evals import prepare_evals
+from equimoe.data.look.tables import epochs_text
 from equimoe.data.prepare import Prepared, prepare, stopped
 from equimoe.data.rows import Rows
 from equimoe.data.store import TokenStore
@@ -77,13 +78,13 @@ class Look:
             f"Tokenizer: {self.tokenizer['name']}, {self.tokenizer['entries']:,} entries,"
             f" sha256 {self.tokenizer['sha256'][:16]}",
             f"Rows: {self.row_tokens:,} tokens each, {self.rows_per_epoch:,} an epoch;"
-            f" the run reads {self.epochs:.2f} epochs",
+            f" the run reads {epochs_text(self.epochs)} epochs",
             *(["", "Evals", *_count_lines(self.evals)] if self.evals else []),
             *(line for row in self.rows for line in _row_lines(row)),
         ]
 
     def _source_lines(self) -> Iterator[str]:
-        yield "Sources"
+        yield "Files"
         found = list(self.sources["per_source"].items())
         for name, entry in found[:SOURCES_SHOWN]:
             empty = f", {entry['empty']:,} empty" if entry["empty"] else ""

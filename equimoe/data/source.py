@@ -12,10 +12,12 @@ from __future__ import annotations
 import dataclasses
 import glob
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from equimoe.data.cell_store import WORK
 from equimoe.data.embedded import embedded_corpus
 from equimoe.data.formats import FOLDER_SUFFIXES, documents_in, open_file
 from equimoe.data.hub_dataset import hub_documents
@@ -37,6 +39,8 @@ __all__ = [
     "no_match",
     "pieces",
     "pinned",
+    "refuse_address",
+    "require_packages",
     "unreadable",
     "with_commits_of",
 ]
@@ -103,6 +107,17 @@ def documents(data: Data, counts: SourceCounts | None = None, log: Log = lambda 
 
 def _in_pieces(texts: Iterator[str], most_bytes: int | None) -> Iterator[str]:
     return texts if most_bytes is None else (piece for text in texts for piece in pieces(text, most_bytes))
+
+
+def refuse_address(name: str, out: str | os.PathLike) -> None:
+    """An address where a folder is to be made: taken for a path it would be a folder called `s3:` here."""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(out)):  # `Path` makes one slash of two
+        raise EquimoeError(
+            name,
+            "must be a folder here, this is an address",
+            "Prepare it here, and copy it with the tool of the storage, for example aws s3 cp --recursive",
+            value=str(out),
+        )
 
 
 def pieces(text: str, most_bytes: int) -> Iterator[str]:
@@ -198,12 +213,16 @@ def _sources(data: Data, counts: SourceCounts) -> list[str]:
 
 def no_match(element: str) -> tuple[str, str]:
     if "://" in element:
-        rule = "must be `embedded`, files, hf://org/name, or the address of a store: no other is read"
-        return rule, "Download it first"
+        rule = "must be `embedded`, files, hf://org/name, or the address of a finished store, with store.json"
+        return rule, "Check the address; other files must be downloaded first"
     if element.startswith(f"{EMBEDDED}:"):
         return "must be one of the corpora that packages bring", f"They are {' and '.join(WITH_A_PACKAGE)}"
+    if os.path.isdir(os.path.join(os.path.expanduser(element), WORK)):
+        rule = "must be a finished store, with store.json, which is written last: this one was never finished"
+        return rule, "Run the same `equimoe data prepare` again, it goes on"
     return (
-        f"every element must match a file (folders are searched for {', '.join(FOLDER_SUFFIXES)})",
+        f"every element must match a file (folders are searched for {', '.join(FOLDER_SUFFIXES)}), or be a store's "
+        "folder, with store.json",
         f"Check the spelling; the working folder is {os.getcwd()}",
     )
 
@@ -221,7 +240,8 @@ def absolute(recipe: Recipe) -> Recipe:
 
 
 def absolute_data(data: Data) -> Data:
-    """`data` as `absolute` names it."""
+    """`data` as `absolute` names it. Refuses a corpus whose package is missing, as `pinned` does."""
+    require_packages(data.path)
     tokenizer, cell = data.tokenizer, data.cell
     if is_hub_tokenizer(tokenizer):
         tokenizer = pinned_tokenizer(tokenizer)
@@ -263,8 +283,18 @@ def with_commits_of(recipe: Recipe, kept: Recipe) -> Recipe:
 
 
 def pinned(data: Data) -> Data:
-    """`data` with the commit in every Hub path, so that reading it again reads the same. Files stay as they are."""
+    """`data` with the commit in every Hub path, so that reading it again reads the same. Files stay as they are.
+
+    Refuses a corpus whose package is missing: what is read before it may take long.
+    """
+    require_packages(data.path)
     return data if data.path is None else dataclasses.replace(data, path=_each(data.path, _pinned_element))
+
+
+def require_packages(path: str | tuple[str, ...] | None) -> None:
+    """EquimoeError if `path` names a corpus of a package that is not installed."""
+    if path is not None and SPEECHES in elements_of(path):
+        speeches_record()
 
 
 def _absolute(path: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:

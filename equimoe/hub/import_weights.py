@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
 
 from equimoe import optim
 from equimoe.config import ModelConfig
@@ -20,7 +24,8 @@ from equimoe.errors import EquimoeError
 from equimoe.files import LOCK, expanded, give_name, locked_folder, typed, write_file
 from equimoe.hub.load import bring, config_of, find, load
 from equimoe.hub.new_folder import is_free, new_folder
-from equimoe.hub.remote.snapshot import commit_of
+from equimoe.hub.remote.snapshot import Snapshot, commit_of
+from equimoe.model.init import build
 from equimoe.model.transformer import Transformer
 from equimoe.parallel.mesh import mesh_of_model
 from equimoe.recipe import Data, Recipe, Schedule
@@ -29,11 +34,12 @@ from equimoe.recipe.resolve import Resolved, changed, resolve
 from equimoe.recipe.trajectory import model_trajectory
 from equimoe.train import checkpoint
 from equimoe.train.from_recipe import make_optimizer
+from equimoe.train.init_from import changes_of_model, refuse_other_model
 from equimoe.train.loop import IMPORTED, concrete
 from equimoe.train.metrics import RunLog
 from equimoe.train.state import TrainState, state_of_weights
 
-__all__ = ["import_weights"]
+__all__ = ["begin_with_weights", "import_weights"]
 
 WORK = ".import-"
 DEFAULT_SCHEDULE = Schedule(steps=1000, batch_sequences=8)
@@ -63,6 +69,51 @@ def import_weights(
     _refuse_taken(run)
     found = find(src, revision)
     resolved = _recipe(config_of(found), run, recipe, overrides)
+    _import(src, found, resolved, run, step=step, force=force, log=log)
+    shown = typed(expanded(given))
+    log(f"imported {src} as step 0; try: equimoe sample {shown} TEXT, or equimoe resume {shown} --data PATHS")
+    return run
+
+
+def begin_with_weights(
+    recipe: Recipe, run: str | Path, provenance: Mapping[str, Any], log: Log = lambda line: None
+) -> Path:
+    """The new folder of a run whose `init_from` names a model's folder or a Hub id: its weights are step 0.
+
+    Raises EquimoeError as `import_weights` does, and with all differences for a model that is not the recipe's. Rows of
+    another length and another multiplier of queries are none.
+    """
+    init, run = recipe.init_from, new_folder(run, "run", WORK)
+    assert init.source is not None
+    _refuse_taken(run)
+    wrong = [part for part in init.take if part not in ("weights", "betas")]
+    if wrong:
+        raise EquimoeError(
+            "init_from.take",
+            f"a model brings weights and betas, no {', '.join(wrong)}",
+            "Leave these out",
+            value=init.take,
+        )
+    found = find(init.source, init.revision)
+    source = config_of(found)
+    refuse_other_model(recipe.model, source, init.source)
+    for line in changes_of_model(recipe.model, source):
+        log(line)
+    _import(init.source, found, Resolved(recipe, dict(provenance)), run, log=log)
+    return run
+
+
+def _import(
+    src: str | Path,
+    found: Path | Snapshot,
+    resolved: Resolved,
+    run: Path,
+    *,
+    step: int | None = None,
+    force: bool = False,
+    log: Log,
+) -> None:
+    """Write the run folder, aside, and give it its name."""
     mesh = resolved.recipe.mesh
     folder = bring(found, mesh=mesh, force=force)
     model, tokenizer = load(folder, step=step, mesh=mesh, force=force)
@@ -71,7 +122,7 @@ def import_weights(
     planned = concrete(dataclasses.replace(resolved.recipe, data=placed))
     origin = {"source": _public_name(src), "revision": commit_of(folder), "step": step}
     provenance = {**resolved.provenance, IMPORTED: origin}
-    state = _state(model, planned, log)
+    state = _state(_as_recipe_says(model, planned), planned, log)
     busy = EquimoeError("run", "is being written by another process", "Wait for it", value=str(run))
     work = run.with_name(WORK + run.name)
     try:
@@ -86,9 +137,15 @@ def import_weights(
                 raise
     except OSError as error:
         raise _not_writable(run, str(error)) from error
-    shown = typed(expanded(given))
-    log(f"imported {src} as step 0; try: equimoe sample {shown} TEXT, or equimoe resume {shown} --data PATHS")
-    return run
+
+
+def _as_recipe_says(model: Transformer, recipe: Recipe) -> Transformer:
+    """The same weights under the recipe's config, and without their router bias if that is not taken."""
+    structure = jax.tree.structure(jax.eval_shape(lambda: build(recipe.model, jax.random.key(0))))
+    model = jax.tree.unflatten(structure, jax.tree.leaves(model))
+    if recipe.init_from.source is None or "betas" in recipe.init_from.take:
+        return model
+    return eqx.tree_at(lambda m: m.blocks.moe.router.bias, model, replace_fn=jnp.zeros_like)
 
 
 def _not_writable(run: Path, why: str) -> EquimoeError:

@@ -10,7 +10,7 @@ from equimoe.errors import EquimoeError
 from equimoe.files import expanded
 from equimoe.recipe.run_folder import find_run
 
-__all__ = ["find_source", "is_hub_id"]
+__all__ = ["begins_with_a_model", "find_source", "is_hub_id"]
 
 
 def find_source(src: str) -> Path | str:
@@ -35,6 +35,23 @@ def find_source(src: str) -> Path | str:
                 "src", "is not there: a run, a folder with a model, or a Hub id", "Check the path", value=src
             ) from None
         raise
+
+
+def begins_with_a_model(source: str | None, processes: int = 1) -> bool:
+    """Whether `init_from` of a recipe names a model's folder or a Hub id, and no run. One process alone reads these."""
+    if source is None:
+        return False
+    found = find_source(source)
+    if isinstance(found, Path) and (found / "recipe.json").is_file():
+        return False
+    if processes > 1:
+        raise EquimoeError(
+            "init_from.source",
+            "is a model, which one process reads",
+            "Run `equimoe import` in one process, and resume what it makes in all",
+            value=source,
+        )
+    return True
 
 
 def is_hub_id(src: str) -> bool:

@@ -1,1 +1,1 @@
-"""What a run is expected to do, from smaller ones and from itself: laws, predictions, monitors. No JAX."""
+"""What a run is expected to do: laws from small runs, predictions, and monitors of a run that goes. No JAX."""

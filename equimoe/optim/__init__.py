@@ -15,6 +15,7 @@ _MODULES = {
     "make": "groups",
     "muonh": "matrix_optimizers",
     "orthogonalise": "newton_schulz",
+    "planned": "rates",
     "rates_from_budget": "rates",
     "refuse_zero_matrices": "groups",
     "warmup_then_linear": "rates",
@@ -27,6 +28,7 @@ __all__ = [
     "make",
     "muonh",
     "orthogonalise",
+    "planned",
     "rates_from_budget",
     "refuse_zero_matrices",
     "warmup_then_linear",
@@ -37,7 +39,7 @@ if TYPE_CHECKING:  # what the lazy names are, for type checkers and editors
     from equimoe.optim.groups import make, refuse_zero_matrices
     from equimoe.optim.matrix_optimizers import adamh, hyperball, muonh
     from equimoe.optim.newton_schulz import orthogonalise
-    from equimoe.optim.rates import Rates, rates_from_budget, warmup_then_linear, warmup_updates
+    from equimoe.optim.rates import Rates, planned, rates_from_budget, warmup_then_linear, warmup_updates
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ head gates, gains and convolutions; the router bias is set by quantile balancing
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from equimoe.errors import Problems
 from equimoe.model.init import leaves_by_path, map_by_path
 from equimoe.model.transformer import Transformer
 from equimoe.optim.matrix_optimizers import Spread, adamh, matrix_norm, muonh
-from equimoe.optim.rates import Rates, warmup_then_linear
+from equimoe.optim.rates import Rates, planned
 from equimoe.weights import describe
 
 __all__ = ["make", "refuse_zero_matrices"]
@@ -30,6 +31,7 @@ def make(
     steps: int,
     warmup_fraction: float = 0.01,
     final_fraction: float = 0.05,
+    earlier: Sequence[tuple[int, int]] = (),
     constant: bool = False,
     momentum: float = 0.95,
     newton_schulz_steps: int = 5,
@@ -39,8 +41,9 @@ def make(
 ) -> optax.GradientTransformation:
     """The transformation for gradients of a `Transformer` of this config (source: hero_spec section 4).
 
-    `steps` is the length of the run, in updates; `constant` keeps the peak rates instead of the schedule.
-    `gate_router_decay` is decoupled decay of attention gates and router, annealed linearly to 0 over the run.
+    `steps` is the length of the run, in updates, `earlier` its plans before (`rates.planned`); `constant` keeps the
+    peak rates instead of the schedule. `gate_router_decay` is decoupled decay of attention gates and router, annealed
+    linearly to 0 over the run.
     `spread` deals the matrices of MuonH out over devices (`parallel.whole_matrices`).
     """
     table = describe(config)
@@ -48,13 +51,14 @@ def make(
     def schedule(peak):
         if constant:
             return peak
-        return warmup_then_linear(peak, steps, warmup_fraction=warmup_fraction, final_fraction=final_fraction)
+        fractions = {"warmup_fraction": warmup_fraction, "final_fraction": final_fraction}
+        return planned(peak, steps, **fractions, earlier=earlier)
 
     adam = [optax.scale_by_adam(b1=rates.beta1, b2=rates.beta2, eps=rates.epsilon)]
     if gate_router_decay:
         adam.append(
             optax.add_decayed_weights(
-                lambda count: gate_router_decay * jnp.maximum(0.0, 1.0 - count / steps),
+                planned(gate_router_decay, steps, warmup_fraction=0.0, final_fraction=0.0, earlier=earlier),
                 mask=lambda tree: map_by_path(lambda path, _: table[path].annealed_decay, tree),
             )
         )

@@ -5,11 +5,11 @@ Plain Python: `equimoe show` prints these numbers without starting JAX.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Rates", "rates_from_budget", "warmup_then_linear", "warmup_updates"]
+__all__ = ["Rates", "planned", "rates_from_budget", "warmup_then_linear", "warmup_updates"]
 
 _RATE_CAP = 0.05
 _MUONH_OVER_ADAM = 13 / 3
@@ -68,5 +68,42 @@ def warmup_then_linear(
         rising = peak * count / max(1, warmup)
         falling = peak * (1.0 - (1.0 - final_fraction) * jnp.minimum(1.0, (count - warmup) / decay_updates))
         return jnp.where(count < warmup, rising, falling)
+
+    return rate
+
+
+def planned(
+    peak: float,
+    steps: int,
+    *,
+    warmup_fraction: float = 0.01,
+    final_fraction: float = 0.05,
+    earlier: Sequence[tuple[int, int]] = (),
+) -> Callable[[Any], Any]:
+    """The rate of a run whose length was changed under way: `warmup_then_linear` of the first plan, then straight on.
+
+    `earlier`: (until which update, planned steps) of every plan before this one, of `steps`. Where a plan ends, the
+    rate is what it had come to, bit for bit; from there it is linear to final_fraction * peak at the next one's end.
+    """
+    lengths = [*(planned_steps for _, planned_steps in earlier), steps]
+    rate = warmup_then_linear(peak, lengths[0], warmup_fraction=warmup_fraction, final_fraction=final_fraction)
+    for (until, _), end in zip(earlier, lengths[1:], strict=True):
+        rate = _joined(rate, until, end, final_fraction * peak)
+    return rate
+
+
+def _joined(before: Callable[[Any], Any], until: int, end: int, last: float) -> Callable[[Any], Any]:
+    """`before` up to update `until`, then linear from its value there to `last` at `end`."""
+    start, updates = before(until), max(1, end - until)
+
+    def rate(count):
+        if isinstance(count, int):
+            if count <= until:
+                return before(count)
+            return start + (last - start) * min(1.0, (count - until) / updates)
+        import jax.numpy as jnp
+
+        past = jnp.asarray(count, jnp.float32) - until
+        return jnp.where(past <= 0, before(count), start + (last - start) * jnp.minimum(1.0, past / updates))
 
     return rate

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from equimoe.axes import MeshAxis
 from equimoe.config import ModelConfig
 from equimoe.counting import Counts, counts, training_flops_per_token
 from equimoe.errors import Problems
-from equimoe.optim.rates import Rates, rates_from_budget, warmup_then_linear, warmup_updates
+from equimoe.optim.rates import Rates, planned, rates_from_budget, warmup_updates
 from equimoe.parallel.layout import has_lengths, mesh_shape
 from equimoe.parallel.mesh_fit import meshes_that_work, nearest_batch, remedy_naming, require_mesh
 from equimoe.parallel.program import GPU, Program
@@ -41,6 +41,7 @@ __all__ = [
     "mesh_lengths",
     "parameter_lines",
     "refuse_if_too_large",
+    "rate_over_run",
     "run_rates",
 ]
 
@@ -113,7 +114,7 @@ def run_rates(recipe: Recipe) -> Rates:
     """The rates that the run uses: those that the recipe sets, the others from the token budget."""
     derived = rates_from_budget(
         tokens_per_batch=recipe.tokens_per_step,
-        total_tokens=recipe.total_tokens,
+        total_tokens=recipe.schedule.first_steps * recipe.tokens_per_step,
         hidden_size=recipe.model.hidden_size,
     )
     given = {field.name: getattr(recipe.optimizer, field.name) for field in dataclasses.fields(Rates)}
@@ -133,7 +134,7 @@ def arithmetic(recipe: Recipe, *, devices: int = 1, program: Program = GPU) -> A
             tokens_per_step=recipe.tokens_per_step,
             steps=schedule.steps,
             total_tokens=tokens,
-            warmup_updates=warmup_updates(schedule.steps, schedule.warmup_fraction),
+            warmup_updates=warmup_updates(schedule.first_steps, schedule.warmup_fraction),
         ),
         rates=rates,
         schedules={name: _schedule(recipe, name, getattr(rates, name)) for name in ("muonh_lr", "adam_lr")},
@@ -142,12 +143,16 @@ def arithmetic(recipe: Recipe, *, devices: int = 1, program: Program = GPU) -> A
     )
 
 
-def _schedule(recipe: Recipe, name: str, peak: float) -> Rate:
+def rate_over_run(recipe: Recipe, peak: float) -> Callable[[Any], Any]:
+    """The rate of this peak as a function of the updates made before."""
     schedule = recipe.schedule
-    rate = warmup_then_linear(
-        peak, schedule.steps, warmup_fraction=schedule.warmup_fraction, final_fraction=schedule.final_fraction
-    )
-    return Rate(rate(0), peak, rate(schedule.steps - 1), getattr(recipe.optimizer, name) is None)
+    fractions = {"warmup_fraction": schedule.warmup_fraction, "final_fraction": schedule.final_fraction}
+    return planned(peak, schedule.steps, **fractions, earlier=schedule.plans)
+
+
+def _schedule(recipe: Recipe, name: str, peak: float) -> Rate:
+    rate = rate_over_run(recipe, peak)
+    return Rate(rate(0), peak, rate(recipe.schedule.steps - 1), getattr(recipe.optimizer, name) is None)
 
 
 # ---- memory
@@ -310,13 +315,14 @@ def _work_lines(work: Work) -> list[str]:
 
 def _rate_lines(recipe: Recipe, facts: Arithmetic) -> list[str]:
     work, rates = facts.work, facts.rates
+    planned_tokens = recipe.schedule.first_steps * recipe.tokens_per_step
     formulas = {
-        "adam_lr": f"0.087571 x {work.total_tokens:,}^-0.3461 x {recipe.model.hidden_size:,}^-0.3448 "
+        "adam_lr": f"0.087571 x {planned_tokens:,}^-0.3461 x {recipe.model.hidden_size:,}^-0.3448 "
         f"x sqrt({work.tokens_per_step:,}), at most 0.05",
         "muonh_lr": "13/3 x the derived adam_lr, at most 0.05",
         "beta1": "constant",
         "beta2": f"0.999^({work.tokens_per_step:,} / 131,072), within [0.95, 0.9999]",
-        "epsilon": f"9.676e-18 x sqrt({work.steps:,})",
+        "epsilon": f"9.676e-18 x sqrt({recipe.schedule.first_steps:,})",
     }
     rows = [
         (

@@ -16,13 +16,16 @@ from typing import Any
 
 from equimoe.config import ModelConfig
 from equimoe.errors import Problems
+from equimoe.recipe.batches import batch_number
 from equimoe.recipe.policy import Expected, Monitors, Policies
 
 __all__ = [
     "Checkpoints",
     "Data",
     "Evaluation",
+    "EarlierPlan",
     "HeldOutSet",
+    "InitFrom",
     "Loading",
     "Logging",
     "Mesh",
@@ -54,6 +57,8 @@ class Data:
     cell: str | None = None  # rule that puts documents into cells: source, folder, file, field:NAME, cells:MODEL
     packing: str = "stream"  # documents of a store into rows: stream (cut at row ends), best_fit (whole, padded)
     border_targets: bool = True  # the first token after a document border counts as a target, as in the hero
+    long_document_tokens: int | None = None  # rows that are mostly of documents of so many tokens are long rows, and
+    long_document_times: int = 1  # come round so often in their cell, whose weight stays (packing stream)
 
 
 @dataclass(frozen=True)
@@ -107,17 +112,56 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
+class EarlierPlan:
+    """A length that the run was planned with, in force until a step. `equimoe replan` writes it."""
+
+    until_step: int
+    steps: int
+
+
+@dataclass(frozen=True)
 class Schedule:
-    """How long, in optimizer steps, and how much per step."""
+    """How long, in optimizer steps, and how much per step.
+
+    `earlier`: plans that the run followed before this one, by name, in the order of their steps. Until the last of them
+    ends the rates are theirs; from there they go linearly to the end of this one (`equimoe.optim.rates.planned`).
+    """
 
     steps: int
     batch_sequences: int
     accumulation: int = 1  # micro-batches that a step's batch is cut into, one after another: less memory, same update
     warmup_fraction: float = 0.01
     final_fraction: float = 0.05
-    skipped_batches: tuple[
-        int, ...
-    ] = ()  # numbers of batches that are not read, from 0; a run that rolls back adds to it
+    earlier: Mapping[str, EarlierPlan] = field(default_factory=dict)
+    skipped_batches: tuple[int, ...] = ()  # numbers, from 0, of batches that are not read; `roll_back` adds to them
+
+    @property
+    def first_steps(self) -> int:
+        """The length that the run was begun with: peak rates come from its tokens."""
+        return next((plan.steps for plan in self.earlier.values()), self.steps)
+
+    @property
+    def plans(self) -> tuple[tuple[int, int], ...]:
+        """(until which step, planned steps) of every earlier plan."""
+        return tuple((plan.until_step, plan.steps) for plan in self.earlier.values())
+
+
+TAKEN = ("weights", "betas", "optimizer", "position", "data")
+
+
+@dataclass(frozen=True)
+class InitFrom:
+    """What a run begins with instead of fresh weights: a run, an exported folder, or a model of the Hub.
+
+    `take` says what of it: `weights` always; `betas`, the router bias that balancing had come to; `optimizer`, its
+    moments; `position`, the step number, and with it the place in the schedule; `data`, the place in the data as well.
+    """
+
+    source: str | None = None
+    step: int | None = None  # of a run: which checkpoint; None: the newest
+    revision: str | None = None  # of a model of the Hub
+    take: tuple[str, ...] = ("weights", "betas")
+    data_step: int = 0  # written at the start: the step that row 0 of the data belongs to
 
 
 @dataclass(frozen=True)
@@ -206,7 +250,8 @@ _RULES: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
         "must be at least 1",
         "use a positive number",
         lambda v: v >= 1,
-        f"{_COUNTS} data.heldout_max_bytes data.max_bytes data.piece_bytes mixture.simulated_tokens",
+        f"{_COUNTS} data.heldout_max_bytes data.max_bytes data.piece_bytes mixture.simulated_tokens "
+        "data.long_document_tokens data.long_document_times",
     ),
     ("must be 0 or above", "0 turns it off", lambda v: v >= 0, "optimizer.z_loss optimizer.gate_router_decay"),
     ("must be in [0, 1)", "the hero uses 0.01", lambda v: 0 <= v < 1, "schedule.warmup_fraction"),
@@ -264,6 +309,19 @@ _RULES: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
         lambda v: all(n >= 0 for n in v) and all(a < b for a, b in zip(v, v[1:], strict=False)),
         "schedule.skipped_batches",
     ),
+    (
+        f"must be among {', '.join(TAKEN)}, weights with them",
+        "add weights",
+        lambda v: "weights" in v and set(v) <= set(TAKEN) and len(set(v)) == len(v),
+        "init_from.take",
+    ),
+    (
+        "must have optimizer with position, and position with data",
+        "the place in the schedule is the optimizer's, and data goes on from the step",
+        lambda v: ("position" not in v or "optimizer" in v) and ("data" not in v or "position" in v),
+        "init_from.take",
+    ),
+    ("must be 0 or above", "leave it out", lambda v: v >= 0, "init_from.step init_from.data_step"),
     ("must be 0 or above", "0 is greedy", lambda v: v >= 0, "samples.temperature"),
     # JAX keeps 32 bits of a seed: two that differ above them would give one model.
     ("must be in 0 .. 4,294,967,295", "use one of these", lambda v: 0 <= v < 2**32, "seed"),
@@ -300,6 +358,7 @@ class Recipe:
     mixture: Mixture = field(default_factory=Mixture)
     loading: Loading = field(default_factory=Loading)
     logging: Logging = field(default_factory=Logging)
+    init_from: InitFrom = field(default_factory=InitFrom)
     mesh: Mesh = field(default_factory=Mesh)
     transport: Transport = field(default_factory=Transport)
     expected: Expected = field(default_factory=Expected)
@@ -336,6 +395,7 @@ class Recipe:
             f"must divide schedule.batch_sequences ({batch})",
             "use a divisor",
         )
+        self._check_plans(problems)
         prompts = self.samples.prompts
         problems.require(
             self.samples.every_steps is None or bool(prompts),
@@ -347,6 +407,18 @@ class Recipe:
         self._check_evals(problems)
         self._check_policies(problems)
         problems.raise_if_any()
+
+    def _check_plans(self, problems: Problems) -> None:
+        before = 0
+        for name, plan in self.schedule.earlier.items():
+            problems.require(
+                before < plan.until_step < min(plan.steps, self.schedule.steps),
+                f"schedule.earlier.{name}.until_step",
+                plan.until_step,
+                f"must be above {before:,} and below the steps of its own plan and of the last one",
+                "leave it to `equimoe replan`",
+            )
+            before = plan.until_step
 
     def _check_evals(self, problems: Problems) -> None:
         if not isinstance(self.evals, Mapping):
@@ -395,6 +467,23 @@ class Recipe:
     @property
     def total_tokens(self) -> int:
         return self.schedule.steps * self.tokens_per_step
+
+    def batch_of(self, step: int) -> int:
+        """The number of the batch of the data, from 0, that a step reads."""
+        return batch_number(self.schedule.skipped_batches, step - 1 - self.init_from.data_step)
+
+    @property
+    def data_sequences(self) -> int:
+        """Rows that the run goes through of its data, those of batches that are left out too."""
+        schedule = self.schedule
+        return (schedule.steps - self.init_from.data_step + len(schedule.skipped_batches)) * schedule.batch_sequences
+
+    @property
+    def planned_tokens(self) -> int:
+        """Tokens of its data that the run was to read when it began: what simulated epoching is a share of."""
+        begun = self.init_from.data_step
+        steps = next((steps for until, steps in self.schedule.plans if begun < until), self.schedule.steps)
+        return (steps - begun) * self.tokens_per_step
 
     def computed_in(self, dtype: str) -> Recipe:
         """With `auto` replaced: by `dtype` what is computed in, by that what Newton-Schulz is."""

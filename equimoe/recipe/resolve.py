@@ -258,6 +258,8 @@ def _inside(path: Path, error: BaseException) -> EquimoeError:
 
 # ---- overrides
 
+_SHORT = {"init_from": "init_from.source"}  # what is said so often that it has a short name
+
 
 def _split(overrides: Sequence[str], problems: Problems) -> dict[str, str]:
     """name=value texts by name. A second value for a name is a problem, never the one that wins."""
@@ -316,6 +318,7 @@ def _with_fields(record: Any, texts: Mapping[str, str], problems: Problems, *, a
     named = {field: {} for field in named_fields(type(record))}
     values: dict[str, Any] = {}
     for name, text in texts.items():
+        name = _SHORT.get(name, name)
         group, _, rest = name.partition(".")
         field = next((field for field in named if f"{name}.".startswith(f"{field}.")), None)
         if field is not None and name != field:

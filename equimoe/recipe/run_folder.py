@@ -12,7 +12,16 @@ from equimoe.errors import EquimoeError
 from equimoe.files import ASIDE_PREFIX, LOCK, typed
 from equimoe.recipe.fields import nearest
 
-__all__ = ["LONGEST_NAME", "find_run", "has_begun", "known_runs", "new_run", "refuse_used", "run_path"]
+__all__ = [
+    "LONGEST_NAME",
+    "checkpoint_steps",
+    "find_run",
+    "has_begun",
+    "known_runs",
+    "new_run",
+    "refuse_used",
+    "run_path",
+]
 
 RUNS = Path("runs")
 LONGEST_NAME = 255  # bytes, on every file system in use
@@ -35,6 +44,11 @@ def new_run(name_or_path: str | None, recipe_name: str) -> Path:
 def has_begun(run: Path) -> bool:
     """Whether the folder holds a run, with or without a checkpoint: recipe.json is the first file of one."""
     return (run / RECIPE).is_file()
+
+
+def checkpoint_steps(run: Path) -> list[int]:
+    """Steps of the complete checkpoints of a run, oldest first."""
+    return sorted(int(path.parent.name) for path in run.glob(COMMITTED) if path.parent.name.isascii())
 
 
 def refuse_used(run: Path) -> None:

@@ -55,12 +55,12 @@ def refuse_changes(before: Recipe, after: Recipe, *, begun: bool = True, step: i
     `data.path` may change: its hash, kept in recipe.json, says whether it is the same data.
     """
     problems, now = Problems(f"changes to a run that {'has begun' if begun else 'was imported'}"), _fixed(after)
-    taken = (
-        ", ".join((*FREE_GROUPS, PATH)) if begun else "everything but the model and its tokenizer, until the first step"
-    )
+    taken = f"{', '.join((*FREE_GROUPS, PATH))}, and stages appended to the mixture ({STAGES}NAME)"
+    if not begun:
+        taken = "everything but the model and its tokenizer, until the first step"
     for path, value in _fixed(before).items():
         if path == SKIPPED and begun:
-            wrong = _not_added(value, now[path], step)
+            wrong = _not_added(value, now[path], step - before.init_from.data_step)
             problems.require(not wrong, path, now[path], wrong, "leave those before as they are")
             continue
         problems.require(
@@ -89,9 +89,12 @@ def refuse_edited(kept: Mapping[str, Any], recipe: Recipe, where: str, *, step: 
     """
     now = {**{path: None for path in kept if path.startswith(STAGES)}, **trajectory(recipe)}
     kept = {SKIPPED: [], **kept}
+    planned = [plan for until, plan in recipe.schedule.plans if until >= step]  # of `replan`: in force at that step
+    if planned and kept.get("schedule.steps") == planned[0]:
+        now["schedule.steps"] = planned[0]
     fixed = [path for path in now if path in kept and kept[path] != now[path]]
     differing = [f"{path} {kept[path]!r} -> {now[path]!r}" for path in fixed if path != SKIPPED]
-    if _not_added(kept[SKIPPED], now[SKIPPED], step):
+    if _not_added(kept[SKIPPED], now[SKIPPED], step - recipe.init_from.data_step):
         differing.append(f"{SKIPPED} {kept[SKIPPED]!r} -> {now[SKIPPED]!r}")
     for name, stage in recipe.mixture.stages.items():
         path = f"{STAGES}{name}.from_step"
@@ -105,13 +108,13 @@ def refuse_edited(kept: Mapping[str, Any], recipe: Recipe, where: str, *, step: 
         )
 
 
-def _not_added(before: Sequence[int], after: Sequence[int], step: int) -> str:
-    """What is wrong if `after` is not `before` with batches added that step `step` + 1 or a later one would read."""
+def _not_added(before: Sequence[int], after: Sequence[int], read: int) -> str:
+    """What is wrong if `after` is not `before` with batches added that come after the `read` ones that were read."""
     if not set(before) <= set(after):
         return f"must keep the batches that the run has left out, {list(before)}"
-    late = batch_number(before, step)
+    late = batch_number(before, read)
     early = sorted(number for number in set(after) - set(before) if number < late)
-    return f"must leave out no batch that was read by step {step}: {early}" if early else ""
+    return f"must leave out no batch that was read: {early}" if early else ""
 
 
 def _fixed(recipe: Recipe) -> dict[str, Any]:

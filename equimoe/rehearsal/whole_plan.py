@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from equimoe.data.mixture.weights import require_files
 from equimoe.errors import EquimoeError, Problems
 from equimoe.files import expanded
 from equimoe.hardware import hardware as hardware_named
@@ -69,6 +70,7 @@ class WholePlan:
         machine, shares = hardware_named(hardware), efficiencies(efficiency)
         overrides = with_racks(source, overrides, devices, racks)
         recipe = resolve(source, overrides).recipe
+        require_files(recipe.mixture)
         problems = Problems(f"plan of recipe {recipe.name!r} on {machine.name}")
         count = require_devices(problems, recipe, machine, devices, racks, free=1)
         problems.raise_if_any()

@@ -40,7 +40,7 @@ def _dropped(values: Mapping[str, float | int]) -> str:
     if values["dropped"]:
         text += f" ({values['dropped_at_sender']:,} at senders, {values['dropped_at_receiver']:,} at receivers)"
     if values["skipped_padding"]:
-        text += f"  padding {values['skipped_padding']:,}"
+        text += f"  padding {values['skipped_padding']:,} assignments"
     return text
 
 

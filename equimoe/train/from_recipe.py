@@ -27,6 +27,7 @@ def make_optimizer(recipe: Recipe, mesh: Mesh | None = None) -> optax.GradientTr
         steps=schedule.steps,
         warmup_fraction=schedule.warmup_fraction,
         final_fraction=schedule.final_fraction,
+        earlier=schedule.plans,
         momentum=settings.momentum,
         newton_schulz_steps=settings.newton_schulz_steps,
         newton_schulz_dtype=settings.newton_schulz_dtype,

@@ -50,6 +50,7 @@ from equimoe.train import checkpoint
 from equimoe.train.ahead import Ahead
 from equimoe.train.display import Display
 from equimoe.train.from_recipe import make_optimizer, step_of
+from equimoe.train.init_from import check_parents_data, find_parent, joined, state_of
 from equimoe.train.interrupt import Interrupt, stopped
 from equimoe.train.metrics import RunLog, read_lines, rewind
 from equimoe.train.placing import place_parts, place_rows, row_parts
@@ -94,8 +95,16 @@ def train_recipe(
                     value=str(run),
                 )
             expected = given_prediction(recipe) if processes.writes else None
+        parent = find_parent(recipe)
+        if parent is not None:
+            recipe = joined(recipe, parent)
+            for line in parent.lines(recipe):
+                processes.say(line)
         data, given = _prepared(recipe, processes), weights_as_given(recipe)
         kept = {**(provenance or new_provenance("python")), "data": data.identity}
+        if parent is not None:
+            check_parents_data(parent, data.identity, recipe.init_from)
+            kept |= {"parent": parent.record(recipe.init_from)}
         kept |= {} if data.recipe == recipe else {"weights_given": given}
         recipe = data.recipe
         if processes.writes:
@@ -239,7 +248,11 @@ class _Session:
 
     def fresh_state(self) -> TrainState:
         """The state before the first step."""
-        state = create_state(self.recipe.model, self.optimizer, self.mesh, key=jax.random.key(self.recipe.seed))
+        parent = find_parent(self.recipe)
+        if parent is not None:
+            state = state_of(parent, self.recipe, self.optimizer, self.mesh)
+        else:
+            state = create_state(self.recipe.model, self.optimizer, self.mesh, key=jax.random.key(self.recipe.seed))
         optim.refuse_zero_matrices(state.model)
         return state
 
@@ -373,10 +386,10 @@ class _Session:
 
     def _read_ahead(self, start: int) -> Batches:
         """The rows of this process of steps `start` + 1 to the last."""
-        schedule, loading = self.recipe.schedule, self.recipe.loading
+        schedule, loading, first = self.recipe.schedule, self.recipe.loading, self.recipe.init_from.data_step
         return Batches(
             self.data.rows,
-            BatchNumbers(schedule.skipped_batches, start, schedule.steps),
+            BatchNumbers(schedule.skipped_batches, start - first, schedule.steps - first),
             schedule.batch_sequences,
             row_parts(self.sharding, (schedule.batch_sequences, self.data.rows.row_tokens)),
             workers=loading.workers,
@@ -455,7 +468,7 @@ class _Session:
         model_bits = scores[-1][f"eval_bits_per_byte/{HELDOUT}"]
         facts: dict[str, float] = {"bits_per_byte": model_bits}
         if self.recipe.evaluation.baselines:
-            facts |= self._baselines(steps)
+            facts |= self._baselines()
         print("held-out bits per byte, lower is better:")
         for name, value in sorted(facts.items(), key=lambda fact: fact[1]):
             print(f"  {'this model' if name == 'bits_per_byte' else name.replace('_', ' '):<18} {value:.4f}")
@@ -464,11 +477,11 @@ class _Session:
         self.log.close()
         print(f'done: {steps} steps in {self.run}; try: equimoe sample {typed(self.run)} "The function returns"')
 
-    def _baselines(self, steps: int) -> dict[str, float]:
+    def _baselines(self) -> dict[str, float]:
         """Unigram and bigram fitted on the very tokens that the run was trained on, each counted once."""
         heldout = self.data.sets[HELDOUT]
         found = baselines(
-            self.data.rows.tokens(0, self.data.first_rows(steps * self.recipe.schedule.batch_sequences)),
+            self.data.rows.tokens(0, self.data.first_rows(self.recipe.data_sequences)),
             heldout_batches(heldout, self.recipe.model.max_position_embeddings, 64),
             heldout.text(self.data.tokenizer.decode),
             self.recipe.model.vocab_size,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from equimoe.errors import EquimoeError
-from equimoe.files import write_file
+from equimoe.files import read_lines, write_file
 
 __all__ = ["METRICS", "Metric", "RunLog", "read_lines", "rewind", "rewound"]
 
@@ -62,7 +62,7 @@ METRICS: Mapping[str, Metric] = {
     ),
     "gradient_norm/*": Metric("", "norm of the gradients of one component of the weight table"),
     "parameter_norm/*": Metric("", "norm of its weights after the update; MuonH and AdamH never change it"),
-    "mixture_segment": Metric("", "which phase or stage of the mixture the batch is of, from 0; of a store"),
+    "mixture_segment": Metric("", "segment of the mixture (a phase, or an appended stage) of the batch, from 0"),
     "cell_share/*": Metric("", "share of the batch that is of one cell of a store, as often as norms"),
     "cell_epochs/*": Metric("", "how often a cell of a store has been read by now, as often as norms"),
     "eval_loss/*": Metric("nats", "held-out cross entropy per token, dropless; macro: mean over sets, micro: tokens"),
@@ -194,23 +194,3 @@ def _step_of(line: str) -> int | None:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-
-
-def read_lines(path: Path) -> list[dict]:
-    """All whole lines of a JSON-lines file; EquimoeError names one that is no JSON object."""
-    if not path.exists():
-        return []
-    found = []
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
-        if not line.endswith(b"\n"):
-            continue
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            entry = None
-        if not isinstance(entry, dict):
-            raise EquimoeError(
-                f"{path}:{number}", "every line must be a JSON object", "Restore the line, or remove it from the file"
-            )
-        found.append(entry)
-    return found

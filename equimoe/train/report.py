@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from equimoe.optim.rates import warmup_then_linear
-from equimoe.plan.arithmetic import run_rates
+from equimoe.plan.arithmetic import rate_over_run, run_rates
 from equimoe.recipe import Recipe
 
 __all__ = ["norms_due", "rate_schedules", "step_values"]
@@ -27,16 +26,8 @@ def norms_due(recipe: Recipe, step: int) -> bool:
 
 def rate_schedules(recipe: Recipe) -> dict[str, Schedule]:
     """Metric name -> rate as a function of the updates made before."""
-    rates, schedule = run_rates(recipe), recipe.schedule
-    return {
-        name: warmup_then_linear(
-            peak,
-            schedule.steps,
-            warmup_fraction=schedule.warmup_fraction,
-            final_fraction=schedule.final_fraction,
-        )
-        for name, peak in (("muonh_lr", rates.muonh_lr), ("adam_lr", rates.adam_lr))
-    }
+    rates = run_rates(recipe)
+    return {name: rate_over_run(recipe, getattr(rates, name)) for name in ("muonh_lr", "adam_lr")}
 
 
 def step_values(recipe: Recipe, step: int, found: Any, rates: Mapping[str, Schedule]) -> dict[str, float | int]:

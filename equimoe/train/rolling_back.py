@@ -19,8 +19,6 @@ from typing import Any
 from equimoe.files import write_file
 from equimoe.ladder.monitors.flag import Flag
 from equimoe.parallel.processes.together import Processes
-from equimoe.recipe import Recipe
-from equimoe.recipe.batches import batch_number
 from equimoe.recipe.recipe_json import read_recipe, recipe_to_json
 from equimoe.train import checkpoint
 from equimoe.train.metrics import RunLog
@@ -65,7 +63,7 @@ def roll_back(run: Path, flag: Flag, log: RunLog) -> str:
     to = max((step for step in steps if step < flag.first_step), default=0)
     log.sync()
     checkpoint.remove_behind(run / "checkpoints", to)
-    new = _left_out(recipe, flag)
+    new = [recipe.batch_of(step) for step in range(flag.first_step, flag.step + 1)]
     schedule = dataclasses.replace(
         recipe.schedule, skipped_batches=tuple(sorted({*recipe.schedule.skipped_batches, *new}))
     )
@@ -76,8 +74,3 @@ def roll_back(run: Path, flag: Flag, log: RunLog) -> str:
     log.event(ROLLED_BACK, **facts)
     log.sync()
     return f"going back to step {to}, without the {len(new)} batches of steps {flag.first_step} to {flag.step}"
-
-
-def _left_out(recipe: Recipe, flag: Flag) -> list[int]:
-    skipped = recipe.schedule.skipped_batches
-    return [batch_number(skipped, step - 1) for step in range(flag.first_step, flag.step + 1)]

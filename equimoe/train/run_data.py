@@ -21,7 +21,6 @@ from equimoe.data.store import TokenStore
 from equimoe.data.tokenizer import TextTokenizer
 from equimoe.errors import EquimoeError, Problems
 from equimoe.recipe import Data, Mixture, Recipe
-from equimoe.recipe.batches import batch_number
 from equimoe.train.report import norms_due
 from equimoe.train.scoring import HELDOUT
 
@@ -47,13 +46,14 @@ class RunData:
     def lines(self) -> Iterator[str]:
         """How much the run reads, and how often."""
         recipe = self.recipe
-        sequences = recipe.schedule.steps * recipe.schedule.batch_sequences
-        tokens = f"data: {recipe.total_tokens:,} tokens to train on"
+        sequences = recipe.data_sequences
+        tokens = f"data: {sequences * recipe.model.max_position_embeddings:,} tokens to train on"
         if isinstance(self.rows, Rows):
             yield f"{tokens} = {sequences / self.rows.rows_per_epoch:.2f} epochs of the training split"
         else:
             table = self.rows.table(sequences, batch_sequences=recipe.schedule.batch_sequences)
-            yield f"{tokens}, {self.rows.padding_share_of(sequences):.1%} of the positions padding"
+            about = "about " if recipe.data.packing == "best_fit" else ""
+            yield f"{tokens}, {about}{self.rows.padding_share_of(sequences):.1%} of the positions padding"
             yield from table.lines()
 
     def segment_of(self, step: int) -> int | None:
@@ -61,8 +61,7 @@ class RunData:
         return None if isinstance(self.rows, Rows) else self.rows.schedule.segment_of(self._first_row(step))
 
     def _first_row(self, step: int) -> int:
-        schedule = self.recipe.schedule
-        return batch_number(schedule.skipped_batches, step - 1) * schedule.batch_sequences
+        return self.recipe.batch_of(step) * self.recipe.schedule.batch_sequences
 
     def mixture_values(self, step: int) -> dict[str, float | int]:
         """What the line of a step says of the mixture: its segment; as often as norms, share and epochs of cells."""
@@ -107,6 +106,7 @@ def _refuse_what_needs_a_store(recipe: Recipe) -> None:
         ("mixture", recipe.mixture, Mixture()),
         ("data.packing", recipe.data.packing, plain.packing),
         ("data.border_targets", recipe.data.border_targets, plain.border_targets),
+        ("data.long_document_times", recipe.data.long_document_times, plain.long_document_times),
     ):
         problems.require(value == default, path, value, "has no effect on files without cells", remedy)
     if not all(element in WITH_A_PACKAGE or "://" in element or find_files(element) for element in _elements(recipe)):

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from equimoe.parallel.processes.together import ALONE, Processes
 from equimoe.recipe import Recipe
-from equimoe.recipe.batches import batch_number
 from equimoe.recipe.trajectory import trajectory
 from equimoe.train import checkpoint
 from equimoe.train.metrics import RunLog
@@ -52,11 +51,10 @@ class Saver:
         begin = time.perf_counter()
         self._last = time.monotonic()
         self._log.sync()  # the lines of these steps must be on disk before the checkpoint that follows them
-        schedule = self._recipe.schedule
         finish = checkpoint.begin(
             self._folder,
             state,
-            sequences=batch_number(schedule.skipped_batches, step) * schedule.batch_sequences,
+            sequences=self._recipe.batch_of(step + 1) * self._recipe.schedule.batch_sequences,
             tokenizer=self._tokenizer,
             trajectory=trajectory(self._recipe),
             processes=self._processes,

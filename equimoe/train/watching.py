@@ -12,7 +12,7 @@ resumed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,19 @@ import numpy as np
 from equimoe.errors import STOPPED_BY_POLICY, EquimoeError
 from equimoe.files import expanded, typed, write_file
 from equimoe.ladder.monitors.board import monitors_of
-from equimoe.ladder.monitors.expected import Prediction, predicted_values, prediction_from_json
+from equimoe.ladder.monitors.expected import compared, predicted_values
 from equimoe.ladder.monitors.flag import Flag
 from equimoe.ladder.monitors.spikes import Spikes, needed_lines
+from equimoe.ladder.predictions import Prediction, read_prediction
 from equimoe.parallel.processes.together import ALONE, Processes
 from equimoe.recipe import Recipe
 from equimoe.train.metrics import RunLog, read_lines
 from equimoe.train.rolling_back import ROLLED_BACK, roll_back, times_rolled_back
-from equimoe.train.scoring import due_sets
 
 __all__ = ["Watch", "given_prediction", "keep_prediction"]
 
 PREDICTION = "prediction.json"  # in the run folder: the content of the file that `expected.prediction` named
+_SAME_TOKENS = 0.01  # relative: a prediction rounds them
 _ACTING = ("stop", "roll_back")  # policies that end this session of the run
 
 
@@ -41,14 +42,8 @@ def given_prediction(recipe: Recipe) -> bytes | None:
     if recipe.expected.prediction is None:
         return None
     path = expanded(recipe.expected.prediction)
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise EquimoeError(
-            "expected.prediction", f"must be readable, but: {error.strerror}", "Check the path", value=str(path)
-        ) from None
-    prediction_from_json(raw, str(path))
-    return raw
+    read_prediction(path)
+    return path.read_bytes()
 
 
 def keep_prediction(run: Path, raw: bytes | None) -> None:
@@ -64,7 +59,7 @@ class Watch:
         self, recipe: Recipe, run: Path, log: RunLog, say: Callable[[str], None], processes: Processes = ALONE
     ):
         self._recipe, self._run, self._log, self._say, self._processes = recipe, run, log, say, processes
-        self._prediction: Prediction = {}
+        self._prediction: Prediction | None = None
         self._monitors: list[Any] = []
         self._said: set[tuple[str, str, int]] = set()
         self._asked: Flag | None = None
@@ -93,12 +88,12 @@ class Watch:
 
     def predicted(self, name: str, step: int) -> dict[str, float]:
         """The values that the line of an evaluation has besides; none where nothing is predicted."""
-        return predicted_values(self._prediction, name, step)
+        return {} if self._prediction is None else predicted_values(self._prediction, name, step)
 
     def beside(self, name: str, step: int, loss: float) -> str:
         """The same in words, for a person."""
-        band = self._prediction.get((name, step))
-        return "" if band is None else f"  {band.said(loss)}"
+        entry = None if self._prediction is None else self._prediction.at(name, step)
+        return "" if entry is None else f"  {compared(entry, loss)}"
 
     def stopped(self, step: int) -> EquimoeError | None:
         """The error that the run ends with if a flag asked for it, in all processes; the state is saved."""
@@ -134,14 +129,9 @@ class Watch:
     def _open(self) -> list[Any]:
         """The prediction and the lines that there are, which are returned."""
         if self._recipe.expected.prediction is not None:
-            path = self._run / PREDICTION
-            try:
-                self._prediction = prediction_from_json(path.read_bytes(), str(path))
-            except OSError as error:
-                remedy = f"Restore it, or `equimoe resume {typed(self._run)} expected.prediction=FILE`"
-                rule = f"must hold {PREDICTION}, which was kept there, but: {error.strerror}"
-                raise EquimoeError("run", rule, remedy, value=str(self._run)) from None
-            self._say(self._coverage())
+            self._prediction = self._kept()
+            for said in self._coverage(self._prediction):
+                self._say(said)
         self._monitors = monitors_of(self._recipe, self._prediction)
         self._said = _flags_said(self._run)
         lines = read_lines(self._run / "metrics.jsonl")
@@ -149,11 +139,26 @@ class Watch:
             self._judge(line, acting=False)
         return lines
 
-    def _coverage(self) -> str:
-        """How many of the predictions the run will meet: one for another cadence would else be silent for ever."""
-        steps = self._recipe.schedule.steps
-        met = sum(1 for name, step in self._prediction if step <= steps and name in _scored(self._recipe, step))
-        return f"prediction: {len(self._prediction)} evaluations, of which this run makes {met}"
+    def _kept(self) -> Prediction:
+        path = self._run / PREDICTION
+        if path.is_file():
+            return read_prediction(path)
+        remedy = f"Restore it, or `equimoe resume {typed(self._run)} expected.prediction=FILE`, by another path than"
+        remedy = f"{remedy} {self._recipe.expected.prediction}"
+        raise EquimoeError("run", f"must hold {PREDICTION}, which was kept there", remedy, value=str(self._run))
+
+    def _coverage(self, prediction: Prediction) -> Iterator[str]:
+        """What it is good for here: a prediction for other sets, or for other batches, would be silent or wrong."""
+        sets = ["heldout", *(self._recipe.evaluation.cells or ()), *self._recipe.evals, "macro", "micro"]
+        strange = [name for name in prediction.evals if name not in sets]
+        yield f"prediction: {len(prediction.entries)} evaluations of {', '.join(prediction.evals)}"
+        if strange:
+            yield f"warning: the run scores no set {', '.join(strange)}, which the prediction is of"
+        each = self._recipe.tokens_per_step
+        other = [e for e in prediction.entries if abs(e.tokens / (each * e.step) - 1) > _SAME_TOKENS]
+        if other:
+            said = f"step {other[0].step} after {other[0].tokens:,.0f} tokens, this run has {each * other[0].step:,}"
+            yield f"warning: the prediction is of another run: it has {said} there"
 
     def _see(self, line: Mapping[str, Any]) -> None:
         if self._limiter is not None:
@@ -175,11 +180,6 @@ class Watch:
             self._say(f"step {flag.step}  {policy.upper().replace('_', ' ')}  {flag.said()}")
         if acting and policy in _ACTING and self._asked is None:
             self._asked = flag
-
-
-def _scored(recipe: Recipe, step: int) -> list[str]:
-    names = due_sets(recipe, step)
-    return [*names, "micro"] if "macro" in names else names
 
 
 def _flags_said(run: Path) -> set[tuple[str, str, int]]:

@@ -90,6 +90,8 @@ def test_many_sources_are_cut_on_the_screen_only(tmp_path, cli, monkeypatch):
         (["tiny", "--data", "~nouser/x"], "data.path ('~nouser/x'): every element must match a file"),
         (["tiny", "--data", "cut.jsonl.gz"], "cut.jsonl.gz: must be a whole .gz file, but: "),
         (["tiny", "data.tokenizer=~nouser/t.json", "--data", "short.jsonl"], "must be `train` or a readable tokenizer"),
+        ([".", "2"], "store .: must hold store.json"),
+        ([".", "seed=2"], "Use `equimoe data show RECIPE --data .`, or leave out what is behind the store's name"),
         (["tiny", "2", "3"], "override ('3'): must be name=value"),
     ],
 )

@@ -84,6 +84,29 @@ def test_nulls_count_as_empty(here):
     assert counts.skipped_empty == 3
 
 
+def test_the_first_of_several_fields_that_a_document_has_and_is_not_null(here):
+    pairs = [("a", "b"), None, (None, "d"), ("", "e")]
+    rows = [{"content": "c"} if pair is None else dict(zip(("text", "content"), pair, strict=True)) for pair in pairs]
+    (here / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    parquet({name: [row.get(name) for row in rows] for name in ("content", "text")})
+    parquet({"content": ["f"], "other": [1]}, "y.parquet")
+    for path in ("x.jsonl", "x.parquet"):
+        counts = SourceCounts()
+        assert read(path, counts, text_field="text, content") == ["a", "c", "d"]
+        assert counts.skipped_empty == 1
+    assert read("x.jsonl,y.parquet", text_field="content,text") == ["b", "c", "d", "e", "f"]
+
+
+def test_none_of_several_fields_and_a_field_with_a_comma_in_its_name(here):
+    (here / "x.jsonl").write_text('{"other": "a"}\n')
+    parquet({"other": ["a"]})
+    for path, kind in (("x.jsonl", "field"), ("x.parquet", "column")):
+        with pytest.raises(EquimoeError, match=f"none of the {kind}s 'text', 'content' is there, the .* has 'other'"):
+            read(path, text_field="text,content")
+    (here / "y.jsonl").write_text('{"a,b": "both", "a": "one"}\n')
+    assert read("y.jsonl", text_field="a,b") == ["both"]
+
+
 def test_a_folder_gives_every_kind_and_leaves_config_files_out(here):
     parquet({"text": ["p"]}, "c.parquet")
     (here / "a.json.gz").write_bytes(gzip.compress(b'{"text": "j"}'))
@@ -211,7 +234,7 @@ def test_a_file_or_folder_without_permission_is_named(here, monkeypatch):
     ("path", "message"),
     [
         ("~nouser/x", r"data\.path \('~nouser/x'\): every element must match a file"),
-        ("s3://bucket/x", "or the address of a store: no other is read. Download it first"),
+        ("s3://bucket/x", "or the address of a finished store, with store.json. Check the address"),
         ("empty", "folders are searched for .txt, .txt.gz"),
     ],
 )

@@ -52,6 +52,22 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch):
         list(documents(Data(path="embedded:speeches")))
 
 
+def test_a_missing_package_is_said_before_the_sources_before_it_are_read(monkeypatch, tmp_path):
+    from equimoe.data import embedded, source
+    from equimoe.data.prepare import prepare
+    from equimoe.data.preparing.store import cached_store
+
+    def read(*args, **words):
+        raise AssertionError("nothing is to be read")
+
+    monkeypatch.setattr(module, "PACKAGE", "no_such_package_of_texts")
+    monkeypatch.setattr(embedded, "_extract", read)
+    monkeypatch.setattr(source, "embedded_corpus", read)
+    for make in (lambda data: prepare(data, 300), lambda data: cached_store(data, 300)):
+        with pytest.raises(EquimoeError, match=r"pip install 'equimoe\[text\]'"):
+            make(Data(path=("embedded", "embedded:speeches"), cell="source"))
+
+
 def test_a_wrong_name_is_refused_with_the_right_ones():
     with pytest.raises(EquimoeError, match="They are embedded and embedded:speeches"):
         list(documents(Data(path="embedded:poems")))

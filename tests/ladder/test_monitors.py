@@ -11,13 +11,14 @@ import pytest
 import equimoe
 from equimoe.errors import EquimoeError
 from equimoe.ladder.monitors.board import flags_of, monitors_of
-from equimoe.ladder.monitors.expected import predicted_values, prediction_from_json
+from equimoe.ladder.monitors.expected import EvaluationLoss, predicted_values
 from equimoe.ladder.monitors.flag import Episodes
 from equimoe.ladder.monitors.growth import AttentionGates, GradientGrowth, rise
 from equimoe.ladder.monitors.matrices import MatrixNorms, kept_components
 from equimoe.ladder.monitors.routing import Drops, Load, RouterBias
 from equimoe.ladder.monitors.spikes import LevelShifts, Spikes, needed_lines
 from equimoe.ladder.monitors.usual import usual_of
+from equimoe.ladder.predictions import Entry, Prediction
 from equimoe.recipe import Monitors, Policies, Schedule, Transport
 from equimoe.weights import describe
 
@@ -248,37 +249,23 @@ def test_one_expert_of_the_hero_that_is_zeroed_is_seen():
 # prediction.json
 
 
-def test_a_prediction_is_read_strictly_and_every_mistake_is_said():
-    good = '{"eval": "a", "step": 10, "tokens": 5, "flops": 1e9, "mean": 2, "low": 1.5, "high": 2.5, "level": 0.9}'
-    assert predicted_values(prediction_from_json(f"[{good}]".encode(), "p"), "a", 10) == {
-        "predicted_loss/a": 2.0,
-        "predicted_low/a": 1.5,
-        "predicted_high/a": 2.5,
+def entry(step: int, mean: float, name: str = "a") -> Entry:
+    return Entry(name, step, 1000 * step, 1e6 * step, mean, mean - 0.1, mean + 0.1, 0.95)
+
+
+def test_an_evaluation_is_held_against_its_band_or_one_between_two():
+    prediction = Prediction((entry(100, 3.0), entry(200, 2.5), entry(300, 2.4)))
+    monitor = EvaluationLoss(prediction)
+    measured = {100: 3.05, 150: 3.05, 200: 3.0, 250: 2.0, 300: 2.4, 400: 9.0}
+    found = flags(monitor, [{"step": step, "eval_loss/a": loss, "eval_loss/b": 9.0} for step, loss in measured.items()])
+    assert [(flag.step, flag.where) for flag in found] == [(150, "a"), (250, "a")]
+    between = 3.0 - 0.5 * math.log(1.5) / math.log(2)
+    assert found[0].words == (f"3.0500, predicted {between:.4f} ({between - 0.1:.4f} .. {between + 0.1:.4f}): ABOVE")
+    assert found[1].words.endswith("): BELOW")
+    assert predicted_values(prediction, "a", 200) == {
+        "predicted_loss/a": 2.5,
+        "predicted_low/a": 2.4,
+        "predicted_high/a": 2.6,
     }
-    bad = [
-        good,
-        good,
-        '{"eval": "", "step": 0, "mean": "2", "low": 1, "high": 2, "level": 2}',
-        '{"eval": "b", "step": 1}',
-        "7",
-    ]
-    with pytest.raises(EquimoeError) as caught:
-        prediction_from_json(f"[{','.join(bad)}]".encode(), "p.json")
-    text = str(caught.value)
-    assert text.startswith("prediction p.json, 9 problems: every rule must hold")
-    for said in (
-        "[1] (('a', 10)): is predicted twice; keep one",
-        "[2].eval (''): must be the name of a set",
-        "[2].step (0): must be a whole number from 1",
-        "[2].mean ('2'): must be a finite number",
-        "[2].level (2): must be between 0 and 1",
-        "[3].mean (None): is missing",
-        "[4].eval (7): must be inside of an object",
-    ):
-        assert said in text
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[]", "[NaN]", '[{"a": 1, "a": 2}]', "[" * 10_000])
-def test_what_is_no_prediction_is_refused(text):
-    with pytest.raises(EquimoeError, match="^prediction "):
-        prediction_from_json(text.encode(), "p.json")
+    assert predicted_values(prediction, "a", 400) == predicted_values(prediction, "b", 100) == {}
+    assert flags(EvaluationLoss(None), [{"step": 100, "eval_loss/a": 9.0}]) == []

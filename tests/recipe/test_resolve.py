@@ -183,7 +183,8 @@ def test_an_annotation_that_does_not_resolve_is_an_error_of_the_file(tmp_path):
     [
         (
             "tinny",
-            "recipe ('tinny'): must be a packaged one (hero, one_gpu, tiny, tiny_two_phase) or the path of a .py file. "
+            "recipe ('tinny'): must be a packaged one (hero, ladder, midtrain, one_gpu, tiny, tiny_two_phase) or the "
+            "path of a .py file. "
             "Did you mean tiny?",
         ),
         ("no/such.py", "recipe ('no/such.py'): must be an existing .py file. Check the path; the working folder is "),
@@ -254,8 +255,8 @@ def test_a_recipe_file_is_read_anew_and_leaves_nothing_beside_it(tmp_path, write
 
 
 def test_packaged_recipes_and_their_lines():
-    assert list(packaged_recipes()) == ["hero", "one_gpu", "tiny", "tiny_two_phase"]
-    assert [line.name for line in list_recipes()] == ["hero", "one_gpu", "tiny", "tiny_two_phase"]
+    assert list(packaged_recipes()) == ["hero", "ladder", "midtrain", "one_gpu", "tiny", "tiny_two_phase"]
+    assert [line.name for line in list_recipes()] == ["hero", "ladder", "midtrain", "one_gpu", "tiny", "tiny_two_phase"]
     assert all(line.purpose and line.cost for line in list_recipes())
 
 

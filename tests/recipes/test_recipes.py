@@ -17,7 +17,7 @@ def test_a_recipe_is_short_and_opens_with_purpose_cost_and_expectation(name):
     assert len(text.splitlines()) < 150
     for part in ("Purpose:", "Cost:", "Expect:", f"equimoe train {name}"):
         assert part in docstring
-    assert resolve(name).recipe.name == name
+    assert resolve(name).recipe.name.startswith(name), "a rung of the ladder has a run of its own"
 
 
 def test_hero_holds_the_true_numbers():

@@ -49,6 +49,11 @@ def plan(source: str, *overrides: str, **options) -> WholePlan:
     return WholePlan.make(source, overrides, **asked)
 
 
+def test_a_missing_file_of_weights_is_named_before_anything_is_planned():
+    with pytest.raises(EquimoeError, match=r"mixture.weights \('none.csv'\): must be a file that is there"):
+        plan("tiny", "mixture.weights=none.csv")
+
+
 def test_racks_go_to_a_recipe_that_takes_them_and_to_the_mesh_of_another():
     assert plan("hero", racks=2).plan.memory.mesh["replica"] == 2
     found = plan("tiny", "schedule.batch_sequences=128", racks=2, hardware="h100").plan

@@ -29,7 +29,7 @@ VALUES = {
             {"dropped": 1300, "dropped_at_sender": 1234, "dropped_at_receiver": 66, "dropped_share": 0.0125},
             "dropped 1.25% (1,234 at senders, 66 at receivers)",
         ),
-        ({"skipped_padding": 4096}, "dropped 0.00%  padding 4,096"),
+        ({"skipped_padding": 4096}, "dropped 0.00%  padding 4,096 assignments"),
     ],
 )
 def test_counts_that_are_not_nothing_are_shown(more, end):

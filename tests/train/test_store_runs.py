@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import random
 import shutil
@@ -17,7 +18,7 @@ from equimoe.data.store import StoreWriter
 from equimoe.data.tokenizer import train_tokenizer
 from equimoe.errors import EquimoeError
 from equimoe.evaluate import Score
-from equimoe.recipe import Data, Evaluation, Logging, Mixture, MixtureStage
+from equimoe.recipe import Data, Evaluation, InitFrom, Logging, Mixture, MixtureStage
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.tasks.heldout import HeldOut, run_sets
 from equimoe.train import loop
@@ -283,3 +284,58 @@ def test_a_flipped_bit_is_found_before_the_first_step(recipe, store, tmp_path):
     with pytest.raises(EquimoeError, match="files must be as they were written, train/b/00000/tokens.bin are not"):
         loop.train_recipe(dataclasses.replace(recipe, data=Data(path=str(damaged))), tmp_path / "run")
     assert not (tmp_path / "run" / "recipe.json").exists()
+
+
+def child_of(recipe, run: Path, step: int, *take: str):
+    init = InitFrom(source=str(run), step=step, take=("weights", "betas", "optimizer", "position", *take))
+    return dataclasses.replace(recipe, name="child", init_from=init)
+
+
+def test_a_child_reads_on_in_the_mixture_of_its_parent(recipe, at_step_8, finished, tmp_path):
+    """From step 8 of 12, in the second phase: the very same lines; with a stage appended at the join, its weights."""
+    run = tmp_path / "child"
+    loop.train_recipe(child_of(recipe, at_step_8, 8, "data"), run)
+    assert steps_of(run) == steps_of(finished)[8:]
+    staged = dataclasses.replace(MIXTURE, stages={"cooldown": MixtureStage(8, "a:1")})
+    loop.train_recipe(
+        dataclasses.replace(child_of(recipe, at_step_8, 8, "data"), mixture=staged), tmp_path / "cooldown"
+    )
+    lines = steps_of(tmp_path / "cooldown")
+    assert {line["mixture_segment"] for line in lines} == {2} and lines[1]["cell_share/a"] == 1
+    assert lines[0]["muonh_lr"] == steps_of(finished)[8]["muonh_lr"]
+    other = dataclasses.replace(MIXTURE, weights="a:0.5 b:0.5")
+    with pytest.raises(EquimoeError, match=r"mixture.weights .* must be as in the parent"):
+        loop.train_recipe(
+            dataclasses.replace(child_of(recipe, at_step_8, 8, "data"), mixture=other), tmp_path / "other"
+        )
+
+
+def test_a_child_with_a_mixture_of_its_own_begins_to_read_at_the_join(recipe, at_step_8, tmp_path):
+    """4 steps are left: two of a alone, two of b alone, and the epochs count these only."""
+    own = Mixture(weights="a:1/0 b:0/1", shares=(0.5, 0.5), block_sequences=16)
+    loop.train_recipe(dataclasses.replace(child_of(recipe, at_step_8, 8), mixture=own), tmp_path / "child")
+    lines = steps_of(tmp_path / "child")
+    assert [line["mixture_segment"] for line in lines] == [0, 0, 1, 1]
+    told = {line["step"]: line for line in lines if "cell_epochs/a" in line}
+    assert told[10]["cell_share/a"] == 1 and told[12]["cell_share/b"] == 1
+    assert told[12]["cell_epochs/a"] == told[10]["cell_epochs/a"]
+    store = CellStore.open(recipe.data.path)
+    assert told[10]["cell_epochs/a"] == pytest.approx(16 / (store.cell("a").tokens // 32))
+
+
+def test_a_run_that_was_planned_anew_resumes_where_it_was(recipe, finished, at_step_8, tmp_path):
+    """recipe.json as `replan` leaves it: 12 steps become 16 at step 8; the same as a child of that plan."""
+    path = at_step_8 / "recipe.json"
+    record = json.loads(path.read_text())
+    record["recipe"]["schedule"] |= {"steps": 16, "earlier": {"plan-1": {"until_step": 8, "steps": 12}}}
+    parent = shutil.copytree(at_step_8, tmp_path / "parent")
+    path.write_text(json.dumps(record))
+    loop.resume_run(at_step_8)
+    lines = steps_of(at_step_8)
+    assert [line["step"] for line in lines] == list(range(1, 17)) and lines[:8] == steps_of(finished)[:8]
+    longer = dataclasses.replace(recipe, schedule=dataclasses.replace(recipe.schedule, steps=16))
+    loop.train_recipe(child_of(longer, parent, 8, "data"), tmp_path / "child")
+    assert steps_of(tmp_path / "child") == lines[8:]
+    shutil.rmtree(at_step_8 / "checkpoints" / "16")
+    loop.resume_run(at_step_8)
+    assert steps_of(at_step_8) == lines

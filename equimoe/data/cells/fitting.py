@@ -129,8 +129,8 @@ def fit_cells(
     if len(sample) < settings.clusters:
         raise EquimoeError(
             "data cells",
-            f"there must be at least as many different documents as clusters ({settings.clusters}), there are"
-            f" {len(sample)}",
+            f"there must be at least as many different documents as clusters ({settings.clusters}), there"
+            f" {'is' if len(sample) == 1 else 'are'} {len(sample)}",
             "Give more documents, or lower --clusters",
         )
     rows = None if found is None else embeddings_of(found, sample, counts.skipped_empty)
@@ -174,8 +174,9 @@ def _needed(module: str) -> Any:
 
 
 def _sample_line(sample: Sample, counts: SourceCounts) -> str:
+    different = f"{len(sample):,} different document{'s' * (len(sample) != 1)}"
     return (
-        f"sample: {len(sample):,} different documents of {sample.documents_read:,} read; left out"
+        f"sample: {different} of {sample.documents_read:,} read; left out"
         f" {counts.skipped_empty:,} empty, {sample.copies:,} further copies of sampled ones"
     )
 

@@ -32,7 +32,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from equimoe.data.cells.features import Reading, read, unit
-from equimoe.data.formats import open_file
+from equimoe.data.formats import open_file, text_fields
 from equimoe.errors import EquimoeError
 
 __all__ = ["BUCKETS", "SIGNALS", "Examples", "LinearQuality", "fit_quality", "read_examples", "score", "signals"]
@@ -162,7 +162,8 @@ def _example(raw: bytes, place: str, text_field: str) -> tuple[str, str, float]:
         entry = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise EquimoeError(place, f"every line must be one JSON object, but: {error}", "Repair the line") from error
-    text = entry.get(text_field) if isinstance(entry, dict) else None
+    held = entry if isinstance(entry, dict) else {}
+    text = next((held[name] for name in text_fields(text_field) if held.get(name) is not None), None)
     if not isinstance(text, str) or not text.strip():
         raise EquimoeError(
             place, f"an example must have its text in field {text_field!r}", "Repair the line, or set --text-field"

@@ -20,6 +20,7 @@ import numpy as np
 
 from equimoe.data.cells.fitting import Fitted, Settings, fit_cells
 from equimoe.data.cells.model import CellModel
+from equimoe.data.source import refuse_address
 from equimoe.errors import EquimoeError
 from equimoe.files import aside, expanded, sync_folder, write_file
 from equimoe.recipe import Data
@@ -70,7 +71,7 @@ class CellReport:
                 if shown
                 else []
             ),
-            *([f"... and {more} more clusters in {self.folder / INTRUDERS}"] if more else []),
+            *([f"... and {more} more cluster{'s' * (more != 1)} in {self.folder / INTRUDERS}"] if more else []),
             *(["", _key_line(shown)] if shown else []),
             "",
             f"Model: {self.folder}",
@@ -88,6 +89,7 @@ def make_cells(
     log: Callable[[str], None] = lambda line: None,
 ) -> CellReport:
     """Fit a model on the documents of `paths` and write it to `out`, which must not exist."""
+    refuse_address("out", out)
     settings = settings or Settings()
     data = Data(path=paths[0] if len(paths) == 1 else tuple(paths), text_field=text_field)
     with _new_folder(expanded(out)) as work:

@@ -10,13 +10,32 @@ from equimoe.data.look.examples import Example
 from equimoe.data.look.lengths import QUANTILES_WITHIN, Lengths
 from equimoe.data.look.reading import Reading
 from equimoe.data.look.stats import CellStats, Stats
-from equimoe.data.look.tables import short
+from equimoe.data.look.tables import epochs_text, percent, short
 
-__all__ = ["cell_table", "epochs_section", "examples_section", "lengths_section"]
+__all__ = ["cell_table", "epochs_section", "examples_section", "left_out", "lengths_section"]
 
 FEW_CELLS = 12  # up to so many have a column of their own in the chart of epochs
 EPOCH_COLUMNS = 16
-_PHASE_HEAD = ("planned %", "effective %", "tokens", "epochs")
+_SEGMENT_HEAD = ("planned %", "effective %", "tokens", "epochs")
+
+
+def left_out(stats: Stats, names: list[str]) -> str:
+    """Of too many cells for a page: which are not listed, what they come to, and where they all are."""
+    store, reading = stats.store, stats.reading
+    others = store.cells.keys() - set(names)
+    if not others:
+        return ""
+    if reading is None:
+        by, share = "that hold most tokens", sum(store.cells[name].train.share for name in others)
+    else:
+        read = sum(segment.cells[name].tokens for segment in reading.segments for name in others)
+        by, share = "of which the run reads most tokens", read / max(reading.tokens, 1)
+    whole = "of what it reads" if reading is not None else "of all"
+    return (
+        f"<p>Listed are the {len(names):,} cells {by}. The other {len(others):,} of {len(store.cells):,} together are"
+        f" {percent(share)} {whole}; they are in the sums, and one by one in <code>equimoe data stats --json</code>."
+        "</p>"
+    )
 
 
 # ---- table
@@ -28,7 +47,7 @@ def cell_table(stats: Stats, names: list[str]) -> Iterator[str]:
     lengths = any(cell.train.lengths is not None for cell in store.cells.values())
     fixed = ["cell", "documents", "tokens", "bytes/token", *(["median length"] if lengths else [])]
     fixed.append("epochs in all" if reading else "share %")
-    yield '<section id="cells"><h2>Cells</h2><p>A heading sorts by its column.'
+    yield f'<section id="cells"><h2>Cells</h2>{left_out(stats, names)}<p>A heading sorts by its column.'
     yield (
         " Planned is the weight as given; effective is what whole blocks of sequences hold of the cell."
         if reading
@@ -37,11 +56,11 @@ def cell_table(stats: Stats, names: list[str]) -> Iterator[str]:
     yield '</p><div class="tall"><table class="cells"><thead>'
     if reading is not None:
         groups = "".join(
-            f'<th class="group" scope="colgroup" colspan="{len(_PHASE_HEAD)}">{safe(phase.name)}</th>'
-            for phase in reading.phases
+            f'<th class="group" scope="colgroup" colspan="{len(_SEGMENT_HEAD)}">{safe(segment.name)}</th>'
+            for segment in reading.segments
         )
         yield f'<tr><td colspan="{len(fixed)}"></td>{groups}</tr>'
-    heads = [*fixed, *(_PHASE_HEAD * len(reading.phases) if reading else ())]
+    heads = [*fixed, *(_SEGMENT_HEAD * len(reading.segments) if reading else ())]
     titles = "".join(
         f'<th scope="col"{" class=n" if place else ""}><button class="sort" data-column="{place}">{head}</button></th>'
         for place, head in enumerate(heads)
@@ -50,7 +69,8 @@ def cell_table(stats: Stats, names: list[str]) -> Iterator[str]:
     for name in names:
         yield f'<tr><th scope="row">{safe(name)}</th>{_fields(stats, store.cells[name], name, lengths)}</tr>'
     total = _fields(stats, store.total, None, lengths)
-    yield f'</tbody><tfoot><tr class="sum"><th scope="row">in all</th>{total}</tr></tfoot></table></div></section>'
+    whole = "in all" if len(names) == len(store.cells) else f"in all {len(store.cells):,}"
+    yield f'</tbody><tfoot><tr class="sum"><th scope="row">{whole}</th>{total}</tr></tfoot></table></div></section>'
 
 
 def _fields(stats: Stats, cell: CellStats, name: str | None, lengths: bool) -> str:
@@ -71,23 +91,23 @@ def _fields(stats: Stats, cell: CellStats, name: str | None, lengths: bool) -> s
         fields.append(number(0, ""))
     else:
         epochs = reading.epochs[name]
-        over = f'<span title="over the limit of {reading.most_epochs:g}">{epochs:.2f} over</span>'
-        fields.append(number(epochs, over, "warn") if name in reading.over else number(epochs, f"{epochs:.2f}"))
-    for phase in reading.phases:
+        over = f'<span title="over the limit of {reading.most_epochs:g}">{epochs_text(epochs)} over</span>'
+        fields.append(number(epochs, over, "warn") if name in reading.over else number(epochs, epochs_text(epochs)))
+    for segment in reading.segments:
         if name is None:
             planned, effective = (
-                sum(c.planned for c in phase.cells.values()),
-                sum(c.effective for c in phase.cells.values()),
+                sum(c.planned for c in segment.cells.values()),
+                sum(c.effective for c in segment.cells.values()),
             )
-            tokens, epochs = phase.tokens, None
+            tokens, epochs = segment.tokens, None
         else:
-            own = phase.cells[name]
+            own = segment.cells[name]
             planned, effective, tokens, epochs = own.planned, own.effective, own.tokens, own.epochs
         fields += [
             number(planned, f"{100 * planned:.3f}"),
             number(effective, f"{100 * effective:.3f}"),
             number(tokens, short(tokens)),
-            number(epochs or 0, "" if epochs is None else f"{epochs:.2f}"),
+            number(epochs or 0, "" if epochs is None else epochs_text(epochs)),
         ]
     return "".join(fields)
 
@@ -104,7 +124,7 @@ def epochs_section(stats: Stats) -> Iterator[str]:
     unread = len(reading.epochs) - len(read)
     cap = reading.most_epochs
     yield '<section id="epochs"><h2>Epochs</h2>'
-    yield f"<p>How often the run reads a cell, over all phases; at most {cap:g} times (mixture.most_epochs)."
+    yield f"<p>How often the run reads a cell, over all segments; at most {cap:g} times (mixture.most_epochs)."
     yield f" {unread:,} cells are not read." if unread else ""
     if reading.share_of_rows < 1:
         yield f" Simulated epoching: {100 * reading.share_of_rows:.3g} % of every cell is read from."
@@ -117,9 +137,9 @@ def _few(read: Mapping[str, float], reading: Reading) -> str:
     """A line for each cell. The bar is a share of the limit, so that what is left is seen."""
     cap = float(reading.most_epochs)
     lines = "".join(
-        f'<tr><th scope="row">{safe(name)}</th><td class="n">{epochs:.2f}</td><td class="long">'
+        f'<tr><th scope="row">{safe(name)}</th><td class="n">{epochs_text(epochs)}</td><td class="long">'
         f'<span class="bar{" over" if name in reading.over else ""}" style="width:{min(100, 100 * epochs / cap):.2f}%"'
-        f' title="{safe(name)}: {epochs:.2f} of at most {cap:g} epochs"></span></td></tr>'
+        f' title="{safe(name)}: {epochs_text(epochs)} of at most {cap:g} epochs"></span></td></tr>'
         for name, epochs in read.items()
     )
     head = f'<thead><tr><th>cell</th><th class="n">epochs</th><th>of {cap:g}</th></tr></thead>'

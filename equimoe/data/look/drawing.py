@@ -93,7 +93,7 @@ def share_level(share: float, largest: float) -> str:
 
 
 def change_level(before: float, after: float) -> str:
-    """The class of the colour of a change from one phase to the next; of what is in neither, none."""
+    """The class of the colour of a change from one segment to the next; of what is in neither, none."""
     if before <= 0 and after <= 0:
         return "none"
     times = after / before if before > 0 else math.inf

@@ -3,10 +3,10 @@
     page = page_of(subject_of("mine.py"), examples=2)
     write_page(page, Path("mine.html"))
 
-Facts of the run, cells as a map of domain x quality (names such as c07q3) or as bars, the share of each in every phase,
-epochs against the limit, lengths, beginnings of documents, hashes, settings. The file needs no network, no other file
-and no time of day: the same store and recipe give the same bytes. Its size is bounded: of more than `LISTED_CELLS`
-cells the largest are listed, examples share `EXAMPLE_BYTES`.
+Facts of the run, cells as a map of domain x quality (names such as c07q3) or as bars, the share of each in every
+segment, epochs against the limit, lengths, beginnings of documents, hashes, settings. The file needs no network, no
+other file and no time of day: the same store and recipe give the same bytes. Its size is bounded: of more than
+`LISTED_CELLS` cells the largest are listed, and the page says what the others come to; examples share `EXAMPLE_BYTES`.
 
 It shows text of the documents and names of sources: `examples=0` leaves the text out. Cost: as `data stats`.
 """

@@ -39,7 +39,7 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
 p { margin: .4rem 0 .8rem; max-width: 75ch; }
 .soft { color: var(--soft); } .warn { color: var(--warn); font-weight: 600; } .mono { font-family: ui-monospace,
   "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: .85em; overflow-wrap: anywhere; }
-nav { margin: .8rem 0; } nav a { margin-right: 1rem; white-space: nowrap; } a { color: var(--bar); }
+nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: .8rem 0; } a { color: var(--bar); }
 .facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(165px, 1fr)); gap: .6rem; margin: 1.2rem 0;
   }
 .facts div { background: var(--panel); border-radius: 8px; padding: .6rem .8rem; }
@@ -49,7 +49,7 @@ nav { margin: .8rem 0; } nav a { margin-right: 1rem; white-space: nowrap; } a { 
 .row { display: flex; flex-wrap: wrap; gap: 1.2rem 2.2rem; align-items: flex-start; } .row > * { min-width: 0;
   max-width:
   100%; }
-.scroll { overflow-x: auto; max-width: 100%; }
+.scroll { overflow-x: auto; max-width: 100%; } .scroll tbody th, tr.sum th { white-space: nowrap; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .85rem; }
 caption { text-align: left; font-weight: 600; padding-bottom: .3rem; }
 th { font-weight: 600; text-align: left; } td, th { padding: .15rem .5rem; } td.n, th.n { text-align: right;

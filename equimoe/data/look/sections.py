@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import equimoe
-from equimoe.data.look.cell_sections import cell_table, epochs_section, examples_section, lengths_section
+from equimoe.data.look.cell_sections import cell_table, epochs_section, examples_section, left_out, lengths_section
 from equimoe.data.look.drawing import (
     CHANGES,
     COLOURS,
@@ -24,8 +24,8 @@ from equimoe.data.look.drawing import (
 )
 from equimoe.data.look.examples import Example
 from equimoe.data.look.page_style import POLICY, SCRIPT, STYLE
-from equimoe.data.look.stats import Stats
-from equimoe.data.look.tables import percent, short
+from equimoe.data.look.stats import Stats, about
+from equimoe.data.look.tables import epochs_text, percent, short
 from equimoe.recipe import Recipe
 
 __all__ = ["LISTED_CELLS", "PageFacts", "listed", "render"]
@@ -50,7 +50,7 @@ class PageFacts:
 
 @dataclass(frozen=True)
 class _View:
-    """Share of every cell in one phase; of a store without a recipe, in the store."""
+    """Share of every cell in one segment; of a store without a recipe, in the store."""
 
     name: str
     shares: dict[str, float]
@@ -60,7 +60,8 @@ def listed(stats: Stats) -> list[str]:
     """The cells that the page lists, by name: all, or those that are read most of."""
     weight = {name: cell.train.share for name, cell in stats.store.cells.items()}
     if stats.reading is not None:
-        weight = {name: sum(phase.cells[name].tokens for phase in stats.reading.phases) for name in stats.store.cells}
+        segments = stats.reading.segments
+        weight = {name: sum(segment.cells[name].tokens for segment in segments) for name in stats.store.cells}
     return sorted(sorted(weight, key=lambda name: (-weight[name], name))[:LISTED_CELLS])
 
 
@@ -95,8 +96,8 @@ def _views(stats: Stats) -> list[_View]:
     if stats.reading is None:
         return [_View("the store", {name: cell.train.share for name, cell in stats.store.cells.items()})]
     return [
-        _View(phase.name, {name: cell.effective for name, cell in phase.cells.items()})
-        for phase in stats.reading.phases
+        _View(segment.name, {name: cell.effective for name, cell in segment.cells.items()})
+        for segment in stats.reading.segments
     ]
 
 
@@ -118,7 +119,12 @@ def _head(facts: PageFacts, title: str) -> Iterator[str]:
     for term, value, small in _facts(facts):
         yield f"<div><dt>{safe(term)}</dt><dd>{safe(value)}<small>{safe(small)}</small></dd></div>"
     yield "</dl>"
-    over = facts.stats.reading.over if facts.stats.reading is not None else []
+    reading = facts.stats.reading
+    if reading is not None and len(reading.segments) > 1:
+        yield '<p class="soft">A segment is a stretch of the run with weights of its own: a phase, or a stage.</p>'
+    if reading is not None and reading.warning is not None:
+        yield f'<p class="warn">{safe(reading.warning)}</p>'
+    over = reading.over if reading is not None else []
     if over:
         yield f'<p class="warn">{len(over):,} of the cells are over the limit of epochs: training is refused.</p>'
 
@@ -128,8 +134,9 @@ def _facts(facts: PageFacts) -> Iterator[tuple[str, str, str]]:
     train, held = store.total.train, store.total.heldout
     if reading is not None:
         rows = f"{reading.steps:,} steps of {reading.batch_sequences:,} rows of {reading.row_tokens:,}"
-        yield "Tokens read", short(reading.tokens), rows
-        yield "For the first time", short(reading.first_read_tokens), "the others are read again"
+        again = "the others are read again" if reading.first_read_tokens < reading.tokens else ""
+        yield "Tokens read", f"{about(reading)}{short(reading.tokens)}", rows
+        yield "For the first time", f"{about(reading)}{short(reading.first_read_tokens)}", again
     per_token = f"{train.bytes_per_token:.2f} bytes each" if train.bytes_per_token is not None else ""
     yield "Tokens there are", short(train.tokens), per_token
     yield "Documents", short(train.documents), f"{short(train.text_bytes)}B of text"
@@ -143,8 +150,8 @@ def _facts(facts: PageFacts) -> Iterator[tuple[str, str, str]]:
     if reading is not None and recipe is not None:
         most = max(reading.epochs, key=lambda name: (reading.epochs[name], name))
         small = f"epochs, of cell {most}" + ("" if facts.plain else f"; limit {reading.most_epochs:g}")
-        yield "Read most often", f"{reading.epochs[most]:.2f}", small
-        padding = percent(reading.padding_share) if reading.padding_counted else "not counted"
+        yield "Read most often", epochs_text(reading.epochs[most]), small
+        padding = about(reading) + percent(reading.padding_share) if reading.padding_counted else "not counted"
         borders = "targets across borders count" if recipe.data.border_targets else "targets across borders masked"
         yield "Padding", padding, f"packing {reading.packing}; {borders}"
         yield "Seed", f"{recipe.seed}", f"blocks of {reading.block_sequences:,} sequences"
@@ -155,9 +162,7 @@ def _facts(facts: PageFacts) -> Iterator[tuple[str, str, str]]:
 
 def _map_section(facts: PageFacts, views: list[_View]) -> Iterator[str]:
     yield '<section id="map"><h2>Map of cells</h2>'
-    total = len(facts.stats.store.cells)
-    if len(facts.names) < total:
-        yield f"<p>Of {total:,} cells the {len(facts.names):,} that are read most of are listed on this page.</p>"
+    yield left_out(facts.stats, facts.names)
     found = {name: _DOMAIN_QUALITY.fullmatch(name) for name in facts.names}
     places = {name: (int(match[1]), int(match[2])) for name, match in found.items() if match}
     others = [name for name in facts.names if name not in places]
@@ -171,11 +176,12 @@ def _map_section(facts: PageFacts, views: list[_View]) -> Iterator[str]:
 
 
 def _maps(places: Mapping[str, tuple[int, int]], views: list[_View], largest: float) -> Iterator[str]:
-    """A map for each phase, and one for each change of phase."""
+    """A map for each segment, and one for each change from one to the next."""
     yield "<p>A row is a domain, a column a level of quality. Numbers are shares of the sequences in %.</p>"
     yield _share_legend(largest)
     if len(views) > 1:
-        yield "<p>What changes: how many times the share of the phase before. 1.00 is no change.</p>" + _change_legend()
+        yield "<p>What changes: how many times the share of the segment before. 1.00 is no change.</p>"
+        yield _change_legend()
     yield '<div class="row">'
     for view in views:
         fields = {
@@ -195,10 +201,10 @@ def _maps(places: Mapping[str, tuple[int, int]], views: list[_View], largest: fl
     yield "</div>"
 
 
-def _change(name: str, before: float, after: float, phase: str) -> tuple[str, str, str]:
+def _change(name: str, before: float, after: float, segment: str) -> tuple[str, str, str]:
     """Class, text and title of a field of the map of changes."""
     text = "-" if before <= 0 and after <= 0 else "new" if before <= 0 else f"{after / before:.2f}"
-    title = f"{name}: {100 * before:.3f} % becomes {100 * after:.3f} % in {phase}"
+    title = f"{name}: {100 * before:.3f} % becomes {100 * after:.3f} % in {segment}"
     return change_level(before, after), text, title
 
 
@@ -233,7 +239,7 @@ def _change_legend() -> str:
 
 
 def _bars(names: list[str], views: list[_View]) -> str:
-    """A table for each phase, largest share first, with a bar."""
+    """A table for each segment, largest share first, with a bar."""
     tables = []
     largest = max(view.shares[name] for view in views for name in names) or 1.0
     for view in views:
@@ -252,7 +258,7 @@ def _bars(names: list[str], views: list[_View]) -> str:
 
 
 def _share_section(facts: PageFacts, views: list[_View]) -> Iterator[str]:
-    yield f'<section id="shares"><h2>Share per {"phase" if facts.stats.reading is not None else "cell"}</h2>'
+    yield f'<section id="shares"><h2>Share per {"segment" if facts.stats.reading is not None else "cell"}</h2>'
     matches = {name: _DOMAIN_QUALITY.fullmatch(name) for name in facts.stats.store.cells}
     if all(matches.values()):
         yield _stacks("By domain", views, {name: f"c{int(m[1]):02d}" for name, m in matches.items() if m})
@@ -263,7 +269,7 @@ def _share_section(facts: PageFacts, views: list[_View]) -> Iterator[str]:
 
 
 def _stacks(title: str, views: list[_View], groups: Mapping[str, str]) -> str:
-    """A bar for each phase, of the largest groups and the others together, and a table of the numbers."""
+    """A bar for each segment, of the largest groups and the others together, and a table of the numbers."""
     sums: dict[str, list[float]] = {}
     for name, group in groups.items():
         own = sums.setdefault(group, [0.0] * len(views))

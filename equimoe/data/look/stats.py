@@ -15,13 +15,23 @@ from dataclasses import asdict, dataclass
 
 from equimoe.data.cell_store import CellStore
 from equimoe.data.look.lengths import QUANTILES_WITHIN, LengthCounter, Lengths, lengths_of
-from equimoe.data.look.reading import PhaseReading, Reading, reading_of
+from equimoe.data.look.reading import Reading, SegmentReading, reading_of
 from equimoe.data.look.subject import Subject
-from equimoe.data.look.tables import columns, percent, ratio
+from equimoe.data.look.tables import columns, epochs_text, percent, ratio
 from equimoe.data.store import TokenStore
 from equimoe.errors import EquimoeError
 
-__all__ = ["CellStats", "SplitStats", "Stats", "StoreStats", "cell_lines", "reading_lines", "stats_of", "store_stats"]
+__all__ = [
+    "CellStats",
+    "SplitStats",
+    "Stats",
+    "StoreStats",
+    "about",
+    "cell_lines",
+    "reading_lines",
+    "stats_of",
+    "store_stats",
+]
 
 Log = Callable[[str], None]
 BAR_CHARACTERS = 40
@@ -212,45 +222,55 @@ def _histogram_lines(lengths: Lengths | None) -> Iterator[str]:
 
 
 def reading_lines(reading: Reading, most_cells: int | None = None) -> Iterator[str]:
-    """What the run reads, phase by phase. `most_cells`: of each phase show those of the largest weight only."""
+    """What the run reads, segment by segment. `most_cells`: of each segment show those of the largest weight only."""
     yield ""
     yield (
         f"The run: {reading.steps:,} steps of {reading.batch_sequences:,} rows of {reading.row_tokens:,} tokens;"
-        f" {reading.tokens:,} tokens read, {reading.first_read_tokens:,} of them for the first time;"
+        f" {about(reading)}{reading.tokens:,} tokens read, {about(reading)}{reading.first_read_tokens:,} of them for"
+        " the first time;"
         f" {_padding(reading, reading.padding_share)} ({reading.packing})"
     )
     yield f"Mixture: each cell has the same number of sequences in every block of {reading.block_sequences:,}"
+    if reading.warning is not None:
+        yield reading.warning
     if reading.share_of_rows < 1:
         yield f"Simulated epoching: {percent(reading.share_of_rows)} of every cell is read from"
-    for phase in reading.phases:
+    for segment in reading.segments:
         yield ""
         yield (
-            f"{phase.name[0].upper()}{phase.name[1:]}: from step {phase.first_step:,}, {phase.steps:,} steps,"
-            f" {phase.sequences:,} sequences, {phase.tokens:,} tokens, {_padding(reading, phase.padding_share)}"
+            f"{segment.name[0].upper()}{segment.name[1:]}: from step {segment.first_step:,}, {segment.steps:,} steps,"
+            f" {segment.sequences:,} sequences, {about(reading)}{segment.tokens:,} tokens,"
+            f" {_padding(reading, segment.padding_share)}"
         )
-        yield from _phase_lines(reading, phase, most_cells)
+        yield from _segment_lines(reading, segment, most_cells)
     if reading.over:
         yield ""
         yield (
             f"Over the limit of {reading.most_epochs:g} epochs (mixture.most_epochs), so that training is refused: "
-            + ", ".join(f"{name} {reading.epochs[name]:.2f}" for name in reading.over)
+            + ", ".join(f"{name} {epochs_text(reading.epochs[name])}" for name in reading.over)
         )
 
 
+def about(reading: Reading) -> str:
+    """What stands before an amount that is an estimate."""
+    return "about " if reading.tokens_estimated else ""
+
+
 def _padding(reading: Reading, share: float) -> str:
-    return f"padding {percent(share)}" if reading.padding_counted else "padding not counted"
+    return f"padding {about(reading)}{percent(share)}" if reading.padding_counted else "padding not counted"
 
 
-def _phase_lines(reading: Reading, phase: PhaseReading, most_cells: int | None) -> Iterator[str]:
-    names = list(phase.cells)
+def _segment_lines(reading: Reading, segment: SegmentReading, most_cells: int | None) -> Iterator[str]:
+    names = list(segment.cells)
     if most_cells is not None:
-        names = sorted(names, key=lambda name: (-phase.cells[name].planned, name))[:most_cells]
+        names = sorted(names, key=lambda name: (-segment.cells[name].planned, name))[:most_cells]
     rows = [["cell", "planned", "effective", "a block", "tokens read", "read first", "epochs", "of the run"]]
     for name in names:
-        cell = phase.cells[name]
+        cell = segment.cells[name]
         block = f"{cell.block_sequences:,.0f}" if cell.block_sequences % 1 == 0 else f"{cell.block_sequences:,.2f}"
         row = [name, percent(cell.planned), percent(cell.effective), block, f"{cell.tokens:,}"]
-        rows.append([*row, f"{cell.first_read_tokens:,}", f"{cell.epochs:.2f}", f"{reading.epochs[name]:.2f}"])
+        epochs = (epochs_text(cell.epochs), epochs_text(reading.epochs[name]))
+        rows.append([*row, f"{cell.first_read_tokens:,}", *epochs])
     yield from columns(rows)
-    if len(names) < len(phase.cells):
-        yield f"  ... and {len(phase.cells) - len(names):,} more cells, all in --json and `equimoe data stats`"
+    if len(names) < len(segment.cells):
+        yield f"  ... and {len(segment.cells) - len(names):,} more cells, all in --json and `equimoe data stats`"

@@ -1,7 +1,9 @@
 """What is looked at: a store alone, or the store that a recipe reads.
 
-    subject = subject_of("mine.py", ["data.path=store"])     # or a store's folder
+    subject = subject_of("mine.py", ["data.path=store"])     # or a store's folder, or its address
     subject.store, subject.recipe
+
+A folder, and whatever has `://` in it, is a store. A packaged recipe goes before a folder of its name that is none.
 
 A recipe that names files without cells is looked at as a store of one cell, `all`: its data is prepared as training
 does, cached, and the two token stores of that are taken for the cell's shard and its held-out documents.
@@ -24,16 +26,16 @@ from equimoe.data.cell_store import (
     shard_folder,
 )
 from equimoe.data.prepare import Prepared, prepare
-from equimoe.data.remote import is_elsewhere, open_store
+from equimoe.data.remote import is_store, open_store
 from equimoe.data.run_store import run_store
 from equimoe.data.store import HEADER as SHARD_HEADER
 from equimoe.data.store import TokenStore
 from equimoe.errors import EquimoeError
 from equimoe.files import expanded, file_sha256
 from equimoe.recipe import Recipe
-from equimoe.recipe.resolve import resolve
+from equimoe.recipe.resolve import packaged_recipes, resolve
 
-__all__ = ["PLAIN_CELL", "Subject", "named", "subject_of"]
+__all__ = ["PLAIN_CELL", "Subject", "named", "names_a_store", "recipe_of", "subject_of"]
 
 PLAIN_CELL = "all"
 Log = Callable[[str], None]
@@ -50,23 +52,39 @@ class Subject:
 
 def subject_of(name: str, overrides: Sequence[str] = (), log: Log = lambda line: None) -> Subject:
     """The store at `name`, or the recipe of that name with `overrides`, and what it reads."""
-    path = expanded(name)
-    if path.is_dir():  # no recipe is one; a folder that is no store is refused with the reason
+    if names_a_store(name):
         if overrides:
             raise EquimoeError(
                 f"store {name}",
                 "has no settings to change",
                 "Name a recipe, with --data for the store",
-                value=overrides,
+                value=list(overrides),
             )
-        return Subject(CellStore.open(path))
-    if is_elsewhere(name):
-        return Subject(open_store(name, log=log))
-    recipe = named(resolve(name, overrides).recipe)
+        return Subject(open_store(name, log=log))  # refuses a folder that is none, with the reason
+    recipe = named(recipe_of(name, overrides))
     store = run_store(recipe, log)
     if store is not None:
         return Subject(store, recipe)
     return Subject(_plain_store(prepare(recipe.data, recipe.model.vocab_size, log)), recipe, plain=True)
+
+
+def names_a_store(name: str) -> bool:
+    """Whether `name` is that of a store, and not of a recipe; there or not."""
+    if "://" in name:
+        return True
+    return expanded(name).is_dir() and (name not in packaged_recipes() or is_store(name))
+
+
+def recipe_of(name: str, overrides: Sequence[str]) -> Recipe:
+    """The recipe of that name with `overrides`, or an error that says what else could have been meant."""
+    try:
+        return resolve(name, overrides).recipe
+    except EquimoeError as error:
+        if (error.subject, error.value) != ("recipe", name):  # it was found, and something else is wrong
+            raise
+        raise EquimoeError(
+            "recipe or store", f"{error.rule}, or a store's folder or address", error.remedy, value=name
+        ) from error
 
 
 def named(recipe: Recipe) -> Recipe:

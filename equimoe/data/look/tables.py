@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["columns", "percent", "ratio", "short"]
+__all__ = ["columns", "epochs_text", "percent", "ratio", "short"]
 
 _UNITS = ((10**12, " T"), (10**9, " G"), (10**6, " M"), (10**3, " k"))
 
@@ -25,6 +25,11 @@ def percent(share: float) -> str:
     if 0 < share < 0.00005:
         return f"{share:.1e}"
     return f"{100 * share:.2f} %"
+
+
+def epochs_text(epochs: int | float) -> str:
+    """How often something is read, in two digits at least: 0.0031 of a large cell is not never."""
+    return f"{epochs:#.2g}" if 0 < epochs < 0.0995 else f"{epochs:.2f}"
 
 
 def short(count: int | float) -> str:

@@ -8,7 +8,16 @@ table      what a mixture comes to, for people and for --json
 """
 
 from equimoe.data.mixture.schedule import MixtureSchedule, check_epochs, share_of_rows
-from equimoe.data.mixture.segments import Segment, segments_of
+from equimoe.data.mixture.segments import Segment, run_segments, segments_of
 from equimoe.data.mixture.weights import Weights, parse_weights
 
-__all__ = ["MixtureSchedule", "Segment", "Weights", "check_epochs", "parse_weights", "segments_of", "share_of_rows"]
+__all__ = [
+    "MixtureSchedule",
+    "Segment",
+    "Weights",
+    "check_epochs",
+    "parse_weights",
+    "run_segments",
+    "segments_of",
+    "share_of_rows",
+]

@@ -12,6 +12,7 @@ their own, of 4,096 slots, or twice as many as it has cells. Cells too small for
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ from jaxtyping import Float64, Int64
 
 from equimoe.errors import EquimoeError
 
-__all__ = ["Level", "levels_of"]
+__all__ = ["Level", "block_within", "levels_of", "shares_of"]
 
 # A block of the tail is made as a whole when one of its slots is read (8 bytes a slot): small, but with two
 # slots for each cell, so that half of the tail at least finds its place in it and levels stay few.
@@ -71,3 +72,21 @@ def levels_of(weights: Float64[np.ndarray, " C"], block: int) -> tuple[Level, ..
         cells, weights = cells[~kept], weights[~kept] / tail_weight if tail_slots else weights[~kept]
         size = max(_TAIL_BLOCK_SLOTS, 2 * cells.size)
     return tuple(levels)
+
+
+def shares_of(levels: Sequence[Level], cells: int) -> Float64[np.ndarray, " cells"]:
+    """What whole blocks hold of each of `cells` cells: the effective weights."""
+    found, share = np.zeros(cells, np.float64), 1.0
+    for level in levels:
+        found[level.cells] = share * level.counts / level.size
+        share *= level.tail_slots / level.size
+    return found
+
+
+def block_within(weights: Sequence[Float64[np.ndarray, " _"]], sizes: Iterable[int], most: int | float) -> int | None:
+    """The first of `sizes` of a block in which no effective weight is more than `most` from the planned one, in any of
+    the segments with these `weights`; None: none is so."""
+    for size in sizes:
+        if all(np.abs(shares_of(levels_of(own, size), own.size) - own).max() <= most for own in weights):
+            return size
+    return None

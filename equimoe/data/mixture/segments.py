@@ -8,6 +8,9 @@ they were, so nothing that has been read moves.
 
 A segment begins where both a block and a step do, at a multiple of lcm(block, batch) / batch steps: switches of phases
 are rounded down to one, the step of a stage must be one. A run with one segment needs none.
+
+Where the length of the run was planned anew (`schedule.earlier`), phases keep their shares of the plan in force: what
+was read until then stays, and the next phase begins at its share of the new length, or at once if that has passed.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from itertools import accumulate
 
 from equimoe.data.mixture.weights import SUM_TOLERANCE, Weights, parse_weights
 from equimoe.errors import EquimoeError, Problems
-from equimoe.recipe import Mixture
+from equimoe.recipe import Mixture, Recipe
 
-__all__ = ["Segment", "segments_of", "switch_multiple"]
+__all__ = ["Segment", "run_segments", "segments_of", "switch_multiple"]
 
 # 3 times a third of 300 steps is 299.9999999999999 in floating point: so close to a whole step, it is that step.
 _WHOLE_STEP = 1e-6
@@ -29,10 +32,15 @@ _WHOLE_STEP = 1e-6
 
 @dataclass(frozen=True)
 class Segment:
-    """Weights by cell, from sequence `first_sequence` on until the next segment begins."""
+    """Weights by cell, from sequence `first_sequence` on until the next segment begins.
+
+    `phase`, from 0, and `stage`, by name, say where they come from.
+    """
 
     first_sequence: int
     weights: Mapping[str, float]
+    phase: int = 0
+    stage: str | None = None
 
 
 def switch_multiple(block_sequences: int, batch_sequences: int) -> int:
@@ -40,8 +48,32 @@ def switch_multiple(block_sequences: int, batch_sequences: int) -> int:
     return math.lcm(block_sequences, batch_sequences) // batch_sequences
 
 
-def segments_of(mixture: Mixture, cells: Mapping[str, int], *, steps: int, batch_sequences: int) -> tuple[Segment, ...]:
-    """The segments of a run of `steps` steps over a store of these `cells` (tokens by name)."""
+def run_segments(recipe: Recipe, cells: Mapping[str, int]) -> tuple[Segment, ...]:
+    """The segments of a run over a store of these `cells`, counted from the first row that it reads of it."""
+    schedule, first = recipe.schedule, recipe.init_from.data_step
+    return segments_of(
+        recipe.mixture,
+        cells,
+        steps=schedule.steps,
+        batch_sequences=schedule.batch_sequences,
+        plans=schedule.plans,
+        first_step=first,
+    )
+
+
+def segments_of(
+    mixture: Mixture,
+    cells: Mapping[str, int],
+    *,
+    steps: int,
+    batch_sequences: int,
+    plans: Sequence[tuple[int, int]] = (),
+    first_step: int = 0,
+) -> tuple[Segment, ...]:
+    """The segments of a run of `steps` steps over a store of these `cells` (tokens by name).
+
+    `plans`: (until which step, planned steps) of every earlier plan; `first_step`: at which reading begins.
+    """
     problems = Problems("mixture")
     phases = len(mixture.shares)
     if not (all(share > 0 for share in mixture.shares) and abs(math.fsum(mixture.shares) - 1) <= SUM_TOLERANCE):
@@ -57,19 +89,42 @@ def segments_of(mixture: Mixture, cells: Mapping[str, int], *, steps: int, batch
         for name, stage in mixture.stages.items()
     ]
     multiple = switch_multiple(mixture.block_sequences, batch_sequences)
-    switches = _switches(mixture.shares, steps, multiple)
-    _check_switches(mixture, switches, steps, batch_sequences, problems)
-    _check_stages(mixture, multiple, steps, batch_sequences, problems)
+    steps -= first_step
+    earlier = [(until - first_step, planned - first_step) for until, planned in plans if until > first_step]
+    if not earlier:
+        _check_switches(mixture, _switches(mixture.shares, steps, multiple), steps, batch_sequences, problems)
+    _check_stages(mixture, multiple, steps, batch_sequences, first_step, problems)
     problems.raise_if_any()
 
     whole = [weights for weights in parsed if weights is not None]
-    replaced = [0, *(stage.from_step for stage in mixture.stages.values())]
+    replaced = [0, *(stage.from_step - first_step for stage in mixture.stages.values())]
+    phases_at = _phases(mixture.shares, [*earlier, (steps, steps)], multiple)
     found = []
-    for step in sorted({0, *switches, *replaced}):
-        phase = sum(switch <= step for switch in switches)
+    for step in sorted({*phases_at, *replaced}):
+        phase = phases_at[max(begin for begin in phases_at if begin <= step)]
         stage = sum(from_step <= step for from_step in replaced) - 1
-        found.append(Segment(step * batch_sequences, whole[stage].phase(phase)))
+        name = [None, *mixture.stages][stage]
+        found.append(Segment(step * batch_sequences, whole[stage].phase(phase), phase, name))
     return tuple(found)
+
+
+def _phases(shares: Sequence[float], plans: Sequence[tuple[int, int]], multiple: int) -> dict[int, int]:
+    """Step at which a phase begins -> its number, over all plans (until which step, planned steps).
+
+    A phase that has begun is not gone back from where a longer plan would have it begin later.
+    """
+    found, begin, phase = {}, 0, -1
+    for until, planned in plans:
+        end = -(-until // multiple) * multiple  # the mixture follows a plan to the end of the block
+        if end <= begin:  # in force for less than a block
+            continue
+        switches = _switches(shares, planned, multiple)
+        for step in sorted({begin, *(switch for switch in switches if begin < switch < end)}):
+            now = sum(switch <= step for switch in switches)
+            if now > phase:
+                found[step] = phase = now
+        begin = end
+    return found
 
 
 def _parsed(text: str, cells: Mapping[str, int], phases: int, subject: str, problems: Problems) -> Weights | None:
@@ -127,17 +182,22 @@ def _block_that_works(block: int, batch: int, works: Callable[[int], bool]) -> i
     return None
 
 
-def _check_stages(mixture: Mixture, multiple: int, steps: int, batch_sequences: int, problems: Problems) -> None:
+def _check_stages(
+    mixture: Mixture, multiple: int, steps: int, batch_sequences: int, first_step: int, problems: Problems
+) -> None:
     before, before_name = 0, ""
+    counted = f", counted from step {first_step:,}, where its data begins" if first_step else ""
     for name, stage in mixture.stages.items():
         step, path = stage.from_step, f"mixture.stages.{name}.from_step"
+        inside = step - first_step
         problems.require(
-            0 < step < steps and step % multiple == 0,
+            0 < inside < steps and inside % multiple == 0,
             path,
             step,
-            f"must be a multiple of {multiple:,} steps, where a block of {mixture.block_sequences:,} and a batch of "
-            f"{batch_sequences:,} end together, above 0 and below schedule.steps ({steps:,})",
-            _nearest_steps(step, multiple, steps, mixture.block_sequences, batch_sequences),
+            f"must be a multiple of {multiple:,} steps{counted}, where a block of {mixture.block_sequences:,} and a "
+            f"batch of {batch_sequences:,} end together, above {first_step:,} and below schedule.steps "
+            f"({steps + first_step:,})",
+            _nearest_steps(inside, multiple, steps, mixture.block_sequences, batch_sequences, first_step),
         )
         problems.require(
             step > before or not before_name,
@@ -149,11 +209,12 @@ def _check_stages(mixture: Mixture, multiple: int, steps: int, batch_sequences: 
         before, before_name = step, name
 
 
-def _nearest_steps(step: int, multiple: int, steps: int, block: int, batch: int) -> str:
+def _nearest_steps(step: int, multiple: int, steps: int, block: int, batch: int, first_step: int) -> str:
     last = (steps - 1) // multiple * multiple
     if not last:
         works = _block_that_works(block, batch, lambda other: other < steps)
         return f"no step is: set mixture.block_sequences={works}" if works else "raise schedule.steps"
     below = min(max(step // multiple * multiple, multiple), last)
     above = min(below + multiple, last)
-    return f"use {below}" + (f" or {above}" if above > below and step > below else "")
+    also = f" or {above + first_step}" if above > below and step > below else ""
+    return f"use {below + first_step}{also}"

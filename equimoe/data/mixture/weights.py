@@ -7,12 +7,22 @@
 Three ways to say it:
 
     a rule      tokens (as much as there is), equal, tokens^X; one for all phases, or one for each, separated by `/`
-    a file      mixture.csv with the columns cell,phase1,phase2,...; every cell of the store has a line, 0 is written
+    a file      mixture.csv, as below
     in place    docs:0.7/0.2 speeches:0.3/0.8; one number alone is for all phases; a cell that is not named has weight 0
 
-In a file a forgotten cell is an error: with 200 lines nobody sees that one is not there. In place what is read is what
-stands there, and a run that kept its weights so can go on with a store that has got more cells since.
-Weights of a phase must sum to 1 within 1e-9. All mistakes are said at once.
+A file is UTF-8, comma-separated. Its first line is `cell,phase1,phase2,...`: a column for each share of
+`mixture.shares`, so `cell,phase1` for one phase, and as many in the file of a stage. Then every cell of the store has
+one line, in any order:
+
+    cell,phase1,phase2
+    docs,0.7,0.2
+    speeches,0.3,0.8
+    poems,0,0
+
+Numbers are plain (0.05, 5e-2), not negative. The weights of a phase, a column, sum to 1 within 1e-9. 0 is written: a
+forgotten cell is an error, since with 200 lines nobody sees that one is not there. In place what stands there is all:
+so a run keeps its weights. (It goes on with that store only: one that has changed, by a cell say, is another.)
+All mistakes are said at once. A file of other columns than it should have is looked through all the same, but for sums.
 """
 
 from __future__ import annotations
@@ -23,12 +33,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from equimoe.errors import EquimoeError, Problems
 from equimoe.files import expanded
+from equimoe.recipe import Mixture
 from equimoe.recipe.fields import nearest
 
-__all__ = ["SUM_TOLERANCE", "Weights", "named", "parse_weights"]
+__all__ = ["SUM_TOLERANCE", "Weights", "named", "parse_weights", "require_files"]
 
 SUM_TOLERANCE = 1e-9  # hero_spec section 5
 _NAMED = 20  # of many names that an error could list
@@ -78,14 +90,32 @@ def parse_weights(text: str, *, cells: Mapping[str, int], phases: int, subject: 
     `subject` is what errors call the setting.
     """
     problems, text = Problems(subject), text.strip()
-    if text.endswith(".csv"):
-        by_cell = _checked(_of_file(text, phases, subject), text, cells, phases, problems)
+    if is_file(text):
+        by_cell = _of_file(text, cells, phases, subject, problems)
     elif ":" in text:
         by_cell = _checked(_in_place(text, phases, problems), None, cells, phases, problems)
     else:
         by_cell = _by_rules(text, cells, phases, subject, problems)
     problems.raise_if_any()
     return Weights(by_cell)
+
+
+def is_file(text: str) -> bool:
+    """Whether weights are given by a file."""
+    return text.strip().endswith(".csv")
+
+
+def require_files(mixture: Mixture) -> None:
+    """EquimoeError that names every file of weights which is not there; for who has no store to read them for."""
+    problems = Problems("mixture")
+    given = {"mixture.weights": mixture.weights}
+    given |= {f"mixture.stages.{name}.weights": stage.weights for name, stage in mixture.stages.items()}
+    for path, text in given.items():
+        there = not is_file(text) or expanded(text.strip()).is_file()
+        problems.require(
+            there, path, text.strip(), "must be a file that is there", f"the working folder is {Path.cwd()}"
+        )
+    problems.raise_if_any("Name files that are there, or a rule")
 
 
 def named(names: Sequence[str]) -> str:
@@ -97,8 +127,10 @@ def named(names: Sequence[str]) -> str:
 # ---- given cell by cell
 
 
-def _of_file(path: str, phases: int, subject: str) -> list[_Entry]:
-    """The lines of a csv. What is no such file at all is said alone: nothing below the header could be trusted."""
+def _of_file(
+    path: str, cells: Mapping[str, int], phases: int, subject: str, problems: Problems
+) -> dict[str, tuple[float, ...]]:
+    """Weights by cell, of all cells of the store. What cannot be read at all is said alone."""
     try:
         text = expanded(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -106,22 +138,34 @@ def _of_file(path: str, phases: int, subject: str) -> list[_Entry]:
         raise EquimoeError(subject, f"must be a readable file: {error.strerror}", remedy, value=path) from error
     except UnicodeDecodeError as error:
         raise EquimoeError(subject, "must be UTF-8 text", "Save the file as CSV UTF-8", value=path) from error
-    header = ["cell", *(f"phase{number + 1}" for number in range(phases))]
-    rule = f"the first line must be {','.join(header)}: a column for each of the {phases} phases of mixture.shares"
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    header, lines, whole = _lines(text, path, subject, problems)
+    expected = ["cell", *(f"phase{number + 1}" for number in range(phases))]
+    rule = f"the first line must be {','.join(expected)}: a column for each of the {phases} phases of mixture.shares"
+    problems.require(header == expected, subject, path, f"{rule}; it is {','.join(header) or 'empty'}", "change it")
+    columns = phases
+    if header[:1] == ["cell"]:  # lines that agree with a wrong header are not wrong once more
+        columns = len(header) - 1 or phases
+    elif header and header[0] in cells:  # it was forgotten: this is a line
+        lines.insert(0, _Entry(f"{path} line 1, ", header[0], header[1:]))
+    elif header != expected:  # other columns, other separators: nothing below it could be trusted
+        return {}
+    return _checked(lines, path if whole else None, cells, columns, problems, summed=header == expected and whole)
+
+
+def _lines(text: str, path: str, subject: str, problems: Problems) -> tuple[list[str], list[_Entry], bool]:
+    """The first line, and the others as entries, up to one that is no line; whether that is all of them."""
+    reader, header, entries = csv.reader(io.StringIO(text, newline=""), strict=True), [], []
     try:
-        found = [word.strip() for word in next(reader, [])]
-        if found != header:
-            raise EquimoeError(subject, f"{rule}; it is {','.join(found) or 'empty'}", "Change it", value=path)
-        entries = []
+        header = [word.strip() for word in next(reader, [])]
         for words in reader:
             if words:
                 cell, *values = (word.strip() for word in words)
                 entries.append(_Entry(f"{path} line {reader.line_num}, ", cell, values))
     except csv.Error as error:
-        where = f"line {reader.line_num} must be comma-separated values: {error}"
-        raise EquimoeError(subject, where, "Change that line", value=path) from error
-    return entries
+        rule = f"line {reader.line_num} must be comma-separated values: {error}"
+        problems.require(False, subject, path, rule, "change it; what is below it was not read")
+        return header, entries, False
+    return header, entries, True
 
 
 def _in_place(text: str, phases: int, problems: Problems) -> list[_Entry]:
@@ -137,11 +181,20 @@ def _in_place(text: str, phases: int, problems: Problems) -> list[_Entry]:
 
 
 def _checked(
-    entries: Sequence[_Entry], file: str | None, cells: Mapping[str, int], phases: int, problems: Problems
+    entries: Sequence[_Entry],
+    file: str | None,
+    cells: Mapping[str, int],
+    phases: int,
+    problems: Problems,
+    *,
+    summed: bool = True,
 ) -> dict[str, tuple[float, ...]]:
-    """Weights by cell, of all cells of the store; whatever is wrong goes to `problems`."""
+    """Weights by cell, of all cells of the store; whatever is wrong goes to `problems`.
+
+    `file`: the one that should have a line for each of them. `summed`: sums would say something.
+    """
     seen: dict[str, list[float | None]] = {}
-    whole = True  # every number could be read, each cell once: only then does a sum say something
+    whole = summed  # every number could be read, each cell once
     for entry in entries:
         name = f"{entry.where}{entry.cell}"
         problems.require(

@@ -5,7 +5,10 @@
     tokenizer.json
 
 A document whose hash is in the share that is held out is never trained on. Evaluation reads such documents of every
-cell in order of hash, up to `heldout_max_bytes`; the others are reserved, and counted. The tokenizer is trained on the
+cell in order of hash, up to `heldout_max_bytes`; the others are reserved, and counted. As in `equimoe.data.prepare`,
+few documents may by chance hold less than half of the share: then those of the next larger hashes are held out too,
+until it is full, of the whole store. What has the largest hash is always trained on: two different documents are
+needed to hold one out. The tokenizer is trained on the
 documents of the smallest hashes among those that are trained on; a given one is tried on them.
 Cost: the rows of one unit at a time, and what is held out; how duplicates are found is in `filters.duplicates`.
 """
@@ -13,13 +16,13 @@ Cost: the rows of one unit at a time, and what is held out; how duplicates are f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from equimoe.data.prepare import refuse_lossy
-from equimoe.data.preparing.cell_rules import refuse_many
+from equimoe.data.prepare import LEAST_SHARE_HELD, refuse_lossy
+from equimoe.data.preparing.cell_rules import VALUES_SHOWN, refuse_many
 from equimoe.data.preparing.filters import Duplicates, Example, Tally
 from equimoe.data.preparing.scanning import documents_of, facts_name, heldout_threshold
 from equimoe.data.preparing.settings import Running, Settings
@@ -41,32 +44,81 @@ Log = Callable[[str], None]
 class Fates:
     """What becomes of every document of a unit, from its row and the verdicts of the deduplicators."""
 
-    settings: Settings
     filters: int
     duplicates: tuple[Duplicates, ...]
+    heldout_below: int  # documents of smaller hashes are held out
 
     @classmethod
     def decided(cls, work: Work, settings: Settings, log: Log, units: int) -> Fates:
-        """With all units scanned; finds the duplicates."""
-        found = []
+        """With all units scanned; finds the duplicates, and what is held out."""
+        found: list[Duplicates] = []
         for each in settings.filters.deduplicators():
             files = [work.scanned(unit) / facts_name(each.name) for unit in range(units)]
-            found.append(each.duplicates(files, work.duplicates(each.name), log))
-        return cls(settings, len(settings.filters.document_filters(work.filters)), tuple(found))
+            found.append(each.duplicates(files, work.duplicates(each.name), log, tuple(found)))
+        filters = len(settings.filters.document_filters(work.filters))
+        nothing_held = cls(filters, tuple(found), 0)
+
+        def stays() -> Iterator[np.ndarray]:
+            for unit in range(units):
+                rows = documents_of(work, unit)
+                yield rows[nothing_held.of(unit, rows) == TRAINED]
+
+        return replace(nothing_held, heldout_below=_heldout_below(stays, settings.heldout_fraction, log))
 
     @classmethod
     def open(cls, work: Work, settings: Settings) -> Fates:
         """What was decided; any number of processes may read it."""
         found = tuple(Duplicates.open(work.duplicates(each.name)) for each in settings.filters.deduplicators())
-        return cls(settings, len(settings.filters.document_filters(work.filters)), found)
+        below = read_json(work.chosen / "chosen.json")["heldout_below"]
+        return cls(len(settings.filters.document_filters(work.filters)), found, below)
 
     def of(self, unit: int, rows: np.ndarray) -> UInt8[np.ndarray, " n"]:
-        fates = np.where(rows["hash"] < np.uint64(heldout_threshold(self.settings.heldout_fraction)), HELDBACK, TRAINED)
+        fates = np.where(rows["hash"] < np.uint64(self.heldout_below), HELDBACK, TRAINED)
         for number, found in reversed(list(enumerate(self.duplicates))):
             fates[found.verdict(unit)] = REMOVED + self.filters + number
         gone = rows["verdict"] > 0
         fates[gone] = rows["verdict"][gone] - 1 + REMOVED
         return fates.astype(np.uint8)
+
+
+def _heldout_below(stays: Callable[[], Iterator[np.ndarray]], fraction: int | float, log: Log) -> int:
+    """The hash below which documents are held out. `stays`: rows of what no filter removed, unit after unit."""
+    if fraction == 0:
+        return 0
+    threshold = heldout_threshold(fraction)
+    total = held = 0
+    largest: int | None = None
+    different = False
+    for rows in stays():
+        total += int(rows["bytes"].sum())
+        held += int(rows["bytes"][rows["hash"] < np.uint64(threshold)].sum())
+        if len(rows):
+            first, last = int(rows["hash"].min()), int(rows["hash"].max())
+            different |= first != last or largest not in (None, last)
+            largest = max(last, largest or 0)
+    if largest is None:
+        return threshold
+    if not different:
+        log("warning: nothing is held out: two different documents are needed; --piece-bytes 1000 cuts longer ones")
+        return 0
+    wanted = fraction * total
+    if held == 0 or held < LEAST_SHARE_HELD * wanted:
+        threshold = _filled(stays, wanted)
+        log(
+            f"few documents: by hash {held:,} of {wanted:,.0f} bytes are held out; those of the next larger hashes are"
+            " held out too, until the share is full"
+        )
+    return min(threshold, largest)  # something is left to train on
+
+
+def _filled(stays: Callable[[], Iterator[np.ndarray]], wanted: int | float) -> int:
+    """One above the hash with which documents, in order of hash, have the bytes that are wanted."""
+    held = np.zeros((0, 2), np.uint64)  # hash, bytes
+    for rows in stays():
+        held = np.concatenate([held, np.stack([rows["hash"], rows["bytes"].astype(np.uint64)], axis=1)])
+        held = held[np.argsort(held[:, 0], kind="stable")]
+        held = held[: int(np.searchsorted(np.cumsum(held[:, 1]), wanted)) + 1]
+    return int(held[-1, 0]) + 1
 
 
 def choose(
@@ -93,7 +145,7 @@ def choose(
         heldout.add(unit, rows, cells, what == HELDBACK)
         kept = [each for each in read_json(work.scanned(unit) / "sample.json") if what[each[1]] == TRAINED]
         sample = _smallest([*sample, *kept], TRAINING_SAMPLE_BYTES)
-    tallies = _tallies(work, plan, scanned, counts, fates)
+    tallies = _tallies(work, plan, settings, scanned, counts, fates)
     if not counts[:, TRAINED, 0].any():
         _refuse_all_gone(int(counts[:, HELDBACK, 0].sum()), tallies)
     if not sample:  # what the units kept aside was all removed as duplicates of other units'
@@ -107,6 +159,7 @@ def choose(
         found["counts"] = {name: _by_fate(each) for name, each in zip(names, counts, strict=True)}
         found["duplicates"] = [each.to_dict() for each in fates.duplicates]
         found["tokenizer_lost"] = gone
+        found["heldout_below"] = fates.heldout_below
         write_json(folder / "chosen.json", found)
 
 
@@ -124,10 +177,15 @@ def _refuse_nothing(scanned: Sequence[dict], settings: Settings, running: Runnin
     documents, empty = (sum(unit[key] for unit in scanned) for key in ("documents", "empty"))
     if documents == 0:
         stopped = any(unit["stopped"] for unit in scanned)
+        first = next((line for unit in scanned for line in unit["bad"]), None)
+        way_out = "Name files with text in them" + (", or set data.text_field" if bad else "")
+        if stopped:
+            way_out = "Raise max_bytes, or cut documents with piece_bytes"
         raise EquimoeError(
             "data.path",
-            f"at least one document must have text ({empty:,} empty ones and {bad:,} bad lines were read)",
-            "Raise max_bytes, or cut documents with piece_bytes" if stopped else "Name files with text in them",
+            f"at least one document must have text ({empty:,} empty and {bad:,} bad ones were read)"
+            + (f"; the first bad one is {first}" if first else ""),
+            f"{way_out}; delete the .work folder of the store before",
         )
     if settings.cell.startswith("field:") and sum(unit["unlabelled"] for unit in scanned) == documents:
         raise EquimoeError(
@@ -145,7 +203,7 @@ def _refuse_all_gone(heldback: int, tallies: Sequence[Tally]) -> None:
         "at least one document must be left to train on"
         + (f", {heldback:,} are held out" if heldback else "")
         + (f"; {lines}" if lines else ""),
-        "Take filters back, add documents, or hold out less; delete the .work folder of the store before",
+        "Take filters back, or add documents; delete the .work folder of the store before",
     )
 
 
@@ -155,7 +213,9 @@ def _values(scanned: Sequence[dict]) -> dict[str, list[str]]:
     for unit in scanned:
         for name, values in unit["values"].items():
             kept = found.setdefault(name, [])
-            kept += [value for value in values if value not in kept and len(kept) < 3]
+            for value in values:
+                if value not in kept and len(kept) <= VALUES_SHOWN:
+                    kept.append(value)
     return {name: values for name, values in sorted(found.items()) if len(values) > 1}
 
 
@@ -165,7 +225,12 @@ def _by_fate(counts: Int64[np.ndarray, "fates 2"]) -> dict[str, list[int]]:
 
 
 def _tallies(
-    work: Work, plan: Plan, scanned: Sequence[dict], counts: Int64[np.ndarray, "cells fates 2"], fates: Fates
+    work: Work,
+    plan: Plan,
+    settings: Settings,
+    scanned: Sequence[dict],
+    counts: Int64[np.ndarray, "cells fates 2"],
+    fates: Fates,
 ) -> list[Tally]:
     """What every filter removed, in the order in which they are applied."""
     tallies = []
@@ -176,7 +241,7 @@ def _tallies(
             total.add(each)
         tallies.append(total)
     looked_at = int(counts[:, :, 0].sum()) - sum(tally.documents for tally in tallies)
-    names = [each.name for each in fates.settings.filters.deduplicators()]
+    names = [each.name for each in settings.filters.deduplicators()]
     for number, (name, found) in enumerate(zip(names, fates.duplicates, strict=True)):
         documents, size = counts[:, REMOVED + fates.filters + number].sum(axis=0).tolist()
         examples = [
@@ -184,7 +249,6 @@ def _tallies(
                 _place(work, plan, e.unit, e.document), "", f"as {_place(work, plan, e.kept_unit, e.kept_document)}"
             )
             for e in found.examples
-            if not any(earlier.verdict(e.unit)[e.document] for earlier in fates.duplicates[:number])
         ]
         tallies.append(Tally(name, documents, size, looked_at, examples))
         looked_at -= documents

@@ -2,7 +2,8 @@
 
 What is done is decided by `.work` alone, as everywhere: datatrove's own marks of completion are not asked
 (`skip_completed=False`), since they stand for ranks, whose items change with the number of tasks. Its logs are in
-`.work/datatrove/<stage>`; on Slurm also a pickle of the task, which datatrove hands to its jobs.
+`.work/datatrove/<stage>`, and with `local` and `ray` not on the terminal; on Slurm also a pickle of the task, which
+datatrove hands to its jobs.
 
     local, ray   stage after stage; this process waits, holds the lock and finishes the store
     slurm        a chain of jobs is submitted, each begins when the one before has ended well; the last one finishes the
@@ -12,26 +13,32 @@ What is done is decided by `.work` alone, as everywhere: datatrove's own marks o
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
+import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from equimoe.data.preparing.finishing import remove_work
-from equimoe.data.preparing.settings import Running
+from equimoe.data.preparing.progress import many
+from equimoe.data.preparing.settings import Executor, Running
 from equimoe.data.preparing.stages import ALONE, STAGES, Job
 from equimoe.data.preparing.work import GOES_ON, read_json, write_json, writing
 from equimoe.data.preparing.workers import as_error, as_facts
 from equimoe.errors import TRY_AGAIN, EquimoeError
 
-__all__ = ["StageTask", "chain", "run_elsewhere"]
+__all__ = ["StageTask", "chain", "refuse_missing", "run_elsewhere"]
 
 _CLASSES = {
-    "local": ("datatrove.executor.local", "LocalPipelineExecutor"),
+    "local": ("equimoe.data.preparing.local_executor", "QuietLocalExecutor"),
     "slurm": ("datatrove.executor.slurm", "SlurmPipelineExecutor"),
     "ray": ("datatrove.executor.ray", "RayPipelineExecutor"),
 }
+_PASSED = ("pipeline", "tasks", "logging_dir", "skip_completed", "depends")  # what we decide
 Log = Callable[[str], None]
 
 
@@ -72,9 +79,11 @@ def run_elsewhere(job: Job, log: Log) -> None:
     for stage in STAGES[:-1]:
         left = len(job.left(stage))
         if left:
-            log(f"{stage}: {left:,} items on datatrove's {job.running.executor.name} executor")
+            log(f"{stage}: {many(left, 'item')} on datatrove's {job.running.executor.name} executor")
             try:
-                chain(job, (stage,))[0].run()
+                (made,) = chain(job, (stage,))
+                with _logs_in(job, stage):
+                    made.run()
             except Exception as error:
                 if job.work.error.exists():
                     raise as_error(read_json(job.work.error)) from error
@@ -82,8 +91,8 @@ def run_elsewhere(job: Job, log: Log) -> None:
             if job.left(stage):
                 raise EquimoeError(
                     f"stage {stage}",
-                    f"must do all of its work, {len(job.left(stage)):,} items are left",
-                    f"Look into {job.work.folder / 'datatrove' / stage}; {GOES_ON}",
+                    f"must do all of its work, {many(len(job.left(stage)), 'item')} left",
+                    f"Look into {_logs(job, stage)}; {GOES_ON}",
                 )
     job.do("finish", 0, lambda *told: None)
 
@@ -91,9 +100,8 @@ def run_elsewhere(job: Job, log: Log) -> None:
 def chain(job: Job, stages: tuple[str, ...]) -> list[Any]:
     """An executor a stage, each after the one before."""
     made: list[Any] = []
-    module, name = _CLASSES[job.running.executor.name]
-    executor = getattr(_needed(module), name)
     asked = job.running.executor
+    executor = _class_of(asked.name)
     for stage in stages:
         task = StageTask(
             str(job.work.out.resolve()), stage, job.running.to_dict(), asked.name == "slurm" and stage == "finish"
@@ -107,7 +115,7 @@ def chain(job: Job, stages: tuple[str, ...]) -> list[Any]:
         made.append(
             executor(
                 pipeline=[task],
-                logging_dir=str(job.work.folder / "datatrove" / stage),
+                logging_dir=str(_logs(job, stage)),
                 skip_completed=False,
                 depends=made[-1] if made else None,
                 **options,
@@ -139,13 +147,47 @@ def _submit(job: Job, log: Log) -> None:
     )
 
 
-def _needed(module: str) -> Any:
+def refuse_missing(executor: Executor) -> None:
+    """EquimoeError if packages or programs of an executor are not here, or it knows no such option."""
+    made = inspect.signature(_class_of(executor.name)).parameters
+    if executor.name == "ray":
+        _needed("ray", "ray", "ray", 'pip install "ray[default]"')
+    if executor.name == "slurm" and shutil.which("sbatch") is None:
+        raise EquimoeError(
+            "executor",
+            "needs the program sbatch of Slurm, which is not on the PATH",
+            "Start it on a machine that submits jobs, or take another executor",
+            value="slurm",
+        )
+    if any(each.kind == each.VAR_KEYWORD for each in made.values()):
+        return
+    unknown = [name for name in executor.options if name not in made or name in _PASSED]
+    if unknown:
+        raise EquimoeError(
+            f"--{executor.name}",
+            "must be an option of datatrove's executor that is not ours to set",
+            f"It has {', '.join(sorted(set(made) - set(_PASSED)))}",
+            value=unknown[0],
+        )
+
+
+def _class_of(name: str) -> Any:
+    module, of = _CLASSES[name]
+    return getattr(_needed(name, "datatrove", module, "pip install 'equimoe[prep]'"), of)
+
+
+def _needed(name: str, package: str, module: str, way_out: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise EquimoeError(
-            "executor",
-            f"needs the package datatrove ({error})",
-            "pip install 'equimoe[prep]'",
-            value=module.split(".")[-1],
-        ) from error
+        raise EquimoeError("executor", f"needs the package {package} ({error})", way_out, value=name) from error
+
+
+def _logs(job: Job, stage: str) -> Path:
+    return job.work.folder / "datatrove" / stage
+
+
+def _logs_in(job: Job, stage: str) -> AbstractContextManager[None]:
+    from equimoe.data.preparing.local_executor import logs_in
+
+    return logs_in(_logs(job, stage))

@@ -44,19 +44,34 @@ def remove_work(work: Work) -> None:
 def _counts(work: Work, plan: Plan, chosen: dict[str, Any]) -> dict[str, Any]:
     """What was read and what became of it, for the record."""
     units = [read_json(work.scanned(unit) / "unit.json") for unit in range(len(plan.units))]
-    total = {key: sum(unit[key] for unit in units) for key in ("documents", "text_bytes", "empty", "bad_lines")}
+    summed = ("documents", "text_bytes", "empty", "bad_lines", "unlabelled")
+    total = {key: sum(unit[key] for unit in units) for key in summed}
     return {
         "read": {
             **total,
             "bad": [line for unit in units for line in unit["bad"]][:20],
             "bad_files": [line for unit in units for line in unit["bad_files"]],
             "stopped_by_max_bytes": any(unit["stopped"] for unit in units),
+            "ended": _ended(plan, units),
             "repeated_files": plan.repeated,
             "left_out": plan.left_out,
         },
         "filtered": chosen["tallies"],
         "duplicates": chosen["duplicates"],
+        "heldout_below": chosen["heldout_below"],
         "by_cell": chosen["counts"],
         "cells_of_several_values": chosen["values"],
         "tokenizer_lost": chosen["tokenizer_lost"],
     }
+
+
+def _ended(plan: Plan, units: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Where `max_bytes` ended the reading: at which document, and how many files after it were not read."""
+    ended = next((unit["ended"] for unit in units if unit["ended"]), None)
+    if ended is None:
+        return None
+    part, place = ended
+    names = [(each.element, each.name) for each in plan.parts]
+    left = len(set(names[part:]) - set(names[: part + 1]))
+    document = sum(unit["documents"] for unit in units) + 1
+    return {"place": plan.place(part, place), "document": document, "files_not_read": left}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-__all__ = ["Progress", "amount", "duration"]
+__all__ = ["Progress", "amount", "duration", "many"]
 
 TOLD_EVERY_SECONDS = 10.0
 VERBS = {"scan": "scanned", "encode": "tokenised", "merge": "written"}
@@ -47,16 +47,21 @@ class Progress:
         share = self._items_bytes / self._total if self._total else 0.0
         left = f"; about {duration(seconds * (1 / share - 1))} left" if 0 < share < 1 else ""
         return (
-            f"{self.stage}: {self.documents:,} documents {VERBS.get(self.stage, 'done')}, {amount(self.text_bytes)} of"
-            f" text, {self.text_bytes / seconds / 1e6:,.1f} MB/s{tokens}{left}"
+            f"{self.stage}: {many(self.documents, 'document')} {VERBS.get(self.stage, 'done')},"
+            f" {amount(self.text_bytes)} of text, {self.text_bytes / seconds / 1e6:,.1f} MB/s{tokens}{left}"
         )
+
+
+def many(count: int, what: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def amount(count: int | float) -> str:
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return f"{count / factor:,.1f} {unit}"
-    return f"{count:,.0f} bytes"
+    return f"{count:,.0f} byte{'s' * (count != 1)}"
 
 
 def duration(seconds: float) -> str:

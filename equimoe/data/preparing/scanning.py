@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from equimoe.data.preparing.cell_rules import CellRule, Cells, label_field
+from equimoe.data.preparing.cell_rules import CellRule, Cells, has_label, label_field
 from equimoe.data.preparing.filters import Example, FactsWriter, Tally
 from equimoe.data.preparing.settings import Running, Settings
 from equimoe.data.preparing.units import Found, Plan, Reader
@@ -40,12 +40,14 @@ BATCH_DOCUMENTS, BATCH_CHARACTERS = 256, 1_000_000
 Told = Callable[[int, int, int], None]  # (documents, bytes of text, tokens) since the last call
 
 
-def scan_unit(work: Work, plan: Plan, settings: Settings, running: Running, unit: int, told: Told) -> dict:
+def scan_unit(
+    work: Work, plan: Plan, settings: Settings, running: Running, rule: CellRule, unit: int, told: Told
+) -> dict:
     """Scan one unit; gives its counts. With `max_bytes` the units before it must have been scanned."""
     reader = Reader(plan, settings.text_field, label_field(settings.cell), settings.piece_bytes)
     found = reader.documents(unit, running.bad_lines, running.skip_bad_files)
     budget = _Budget(settings.max_bytes, work, unit)
-    scan = _Scan(plan, settings, work)
+    scan = _Scan(plan, settings, work, rule)
     with published_folder(work.scanned(unit)) as folder, scan.writing(folder):
         for batch in _batches(budget.within(found)):
             told(*scan.add(batch), 0)
@@ -56,6 +58,7 @@ def scan_unit(work: Work, plan: Plan, settings: Settings, running: Running, unit
             "bad": reader.bad,
             "bad_files": reader.bad_files,
             "stopped": budget.stopped,
+            "ended": budget.ended,
         }
         scan.finish(folder)
         write_json(folder / "unit.json", counts)
@@ -72,6 +75,7 @@ class _Budget:
 
     def __init__(self, most: int | None, work: Work, unit: int):
         self.stopped = False
+        self.ended: list[int] | None = None  # part and place of the document that would pass the limit
         self._left: int | None = None
         if most is not None:
             before = [read_json(work.scanned(number) / "unit.json") for number in range(unit)]
@@ -87,7 +91,7 @@ class _Budget:
         for document in found:
             self._left -= len(document.text.encode())
             if self._left < 0:
-                self.stopped = True
+                self.stopped, self.ended = True, [document.part, document.place]
                 return
             yield document
 
@@ -108,9 +112,9 @@ def _batches(found: Iterable[Found]) -> Iterator[list[Found]]:
 class _Scan:
     """What one unit gives, batch after batch."""
 
-    def __init__(self, plan: Plan, settings: Settings, work: Work):
+    def __init__(self, plan: Plan, settings: Settings, work: Work, rule: CellRule):
         self._plan = plan
-        self._rule, self._cells = CellRule(settings.cell, plan), Cells(settings.cell)
+        self._rule, self._cells = rule, Cells(settings.cell)
         self._filters = settings.filters.document_filters(work.filters)
         self._deduplicators = settings.filters.deduplicators()
         self._tallies = [Tally(each.name) for each in self._filters]
@@ -141,10 +145,12 @@ class _Scan:
                     writer.add(deduplicator.facts([document.text]))
                 else:
                     writer.skip()
-            if verdict == KEPT and own >= self._threshold:
-                self._sample.add(int.from_bytes(digest[8:16], "big"), self._documents, document.text, len(raw))
+            if verdict == KEPT:
+                self._sample.add(
+                    int.from_bytes(digest[8:16], "big"), self._documents, document.text, len(raw), own, self._threshold
+                )
             self._documents += 1
-            self._unlabelled += document.label is None
+            self._unlabelled += not has_label(document)
             hashes.append(own), sizes.append(len(raw)), verdicts.append(verdict)
         rows["hash"], rows["bytes"], rows["verdict"] = hashes, sizes, verdicts
         rows["place"], rows["part"] = [each.place for each in batch], [each.part for each in batch]
@@ -201,24 +207,36 @@ class _Sampled:
 
 
 class _Sample:
-    """The documents of the smallest hashes that have `TRAINING_SAMPLE_BYTES` together; holds at most twice that."""
+    """Of the documents that are not held out those of the smallest hashes that have `TRAINING_SAMPLE_BYTES` together.
+
+    Holds at most twice that. Where all are to be held out, the one of the largest hash: if all documents of the store
+    are, it is the one that is trained on (`choosing`).
+    """
 
     def __init__(self) -> None:
         self._held: list[_Sampled] = []
         self._bytes = 0
         self._below = 2**64
+        self._spare: tuple[int, _Sampled] | None = None
 
-    def add(self, own: int, index: int, text: str, size: int) -> None:
-        if own >= self._below:
+    def add(self, own: int, index: int, text: str, size: int, split: int, threshold: int) -> None:
+        """`own`: the hash that the sample goes by; `split`: the one that decides what is held out."""
+        if own >= self._below and split >= threshold:
             return
-        self._held.append(_Sampled(own, index, cut(text, TRAINING_SAMPLE_BYTES), min(size, TRAINING_SAMPLE_BYTES)))
+        sampled = _Sampled(own, index, cut(text, TRAINING_SAMPLE_BYTES), min(size, TRAINING_SAMPLE_BYTES))
+        if split < threshold:
+            if not self._held and (self._spare is None or split > self._spare[0]):
+                self._spare = (split, sampled)
+            return
+        self._held.append(sampled)
         self._bytes += self._held[-1].bytes
         if self._bytes > 2 * TRAINING_SAMPLE_BYTES:
             self._trim()
 
     def entries(self) -> list[list]:
         self._trim()
-        return [[each.hash, each.index, each.text] for each in self._held]
+        held = self._held or ([] if self._spare is None else [self._spare[1]])
+        return [[each.hash, each.index, each.text] for each in held]
 
     def _trim(self) -> None:
         self._held.sort(key=lambda each: (each.hash, each.index))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from equimoe.data.preparing.filters import FilterOptions
+from equimoe.data.tokenizer import SMALLEST_VOCABULARY
 from equimoe.errors import EquimoeError, Problems
 from equimoe.recipe import Data
 
@@ -20,7 +21,10 @@ __all__ = ["EXECUTORS", "Executor", "Running", "Settings", "executor_of", "filte
 
 SHARD_TOKENS = 250_000_000  # 0.5 GB of uint16: large enough for fast reading, small enough to fetch and to map
 MOST_BAD_LINES = 100
+MOST_TASKS = 1_000_000  # datatrove keeps a list of them
 EXECUTORS = ("here", "local", "slurm", "ray")
+MOST_VOCABULARY = 1 << 24  # 64 times the largest that is in use; `tokenizers` reserves memory for as many entries
+MOST = 1 << 62  # of bytes, tokens and the like: sums of them are 64-bit numbers
 _RULES = ("none", "source", "folder", "file")
 
 
@@ -74,11 +78,30 @@ class Settings:
             )
         share = self.heldout_fraction
         need(0 <= share < 1, "heldout_fraction", share, "must be from 0 to below 1", "0.02 is the usual share")
-        for key in ("heldout_max_bytes", "shard_tokens", "vocabulary"):
-            need(getattr(self, key) >= 1, key, getattr(self, key), "must be at least 1", "leave it at its default")
+        for key in ("heldout_max_bytes", "shard_tokens"):
+            value = getattr(self, key)
+            need(1 <= value <= MOST, key, value, "must be from 1 to 2**62", "leave it at its default")
         for key in ("max_bytes", "piece_bytes"):
             value = getattr(self, key)
-            need(value is None or value >= 1, key, value, "must be at least 1", "leave it out for no limit")
+            inside = value is None or 1 <= value <= MOST
+            need(inside, key, value, "must be from 1 to 2**62", "leave it out for no limit")
+        least = SMALLEST_VOCABULARY if self.tokenizer == "train" else 1
+        need(
+            least <= self.vocabulary <= MOST_VOCABULARY,
+            "vocabulary",
+            self.vocabulary,
+            f"must be from {least:,}"
+            + (" (256 bytes and the control tokens)" if least > 1 else "")
+            + f" to {MOST_VOCABULARY:,}",
+            "4096 is the default",
+        )
+        need(
+            bool(self.text_field.strip(" ,")),
+            "text_field",
+            self.text_field,
+            "must name a field",
+            "for example text, or text,content for the first of them that a document has",
+        )
         try:
             self.filters.check()
         except EquimoeError as error:
@@ -123,7 +146,20 @@ class Executor:
         problems.require(
             self.name in EXECUTORS, "executor", self.name, f"must be one of {known}", "here is the default"
         )
-        problems.require(self.tasks >= 1, "tasks", self.tasks, "must be at least 1", "take the number of cores to use")
+        problems.require(
+            1 <= self.tasks <= MOST_TASKS,
+            "tasks",
+            self.tasks,
+            f"must be from 1 to {MOST_TASKS:,}",
+            "take the number of cores to use",
+        )
+        problems.require(
+            self.name != "here" or not self.options,
+            "--slurm",
+            ", ".join(self.options),
+            "is for datatrove's executors",
+            "add --executor slurm",
+        )
         if self.name == "slurm":
             for key in ("partition", "time"):
                 problems.require(bool(self.options.get(key)), key, None, "Slurm needs it", f"give --slurm {key}=...")

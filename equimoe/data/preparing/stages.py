@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from equimoe.data.preparing.cell_rules import CellRule
 from equimoe.data.preparing.choosing import choose
 from equimoe.data.preparing.encoding import Encoder
-from equimoe.data.preparing.finishing import finish
+from equimoe.data.preparing.finishing import finish, is_moving
 from equimoe.data.preparing.merging import Merger, gather, merge_items
 from equimoe.data.preparing.scanning import scan_unit
 from equimoe.data.preparing.settings import Running, Settings
@@ -23,6 +24,7 @@ from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
 __all__ = ["ALONE", "STAGES", "Job"]
 
 STAGES = ("scan", "choose", "encode", "gather", "merge", "finish")
+UNITS = {"scan": "units", "encode": "units", "merge": "shards"}
 ALONE = ("choose", "gather", "finish")  # one item, that needs all of the stage before
 
 Told = Callable[[int, int, int], None]
@@ -66,6 +68,20 @@ class Job:
         }[stage]
         return [item for item in self.items(stage) if not done(item).exists()]
 
+    def done(self) -> str:
+        """What is finished, in words: `scan done, choose done, encode 3 of 8 done`; empty if nothing is."""
+        if is_moving(self.work):
+            return "all done, the store is moved to its place"
+        said = []
+        for stage in STAGES[:-1]:
+            if stage == "merge" and not self.work.gathered.exists():
+                break
+            items, left = len(self.items(stage)), len(self.left(stage))
+            if left < items:
+                part = f" {items - left:,} of {items:,} {UNITS[stage]}" if left else ""
+                said.append(f"{stage}{part} done")
+        return ", ".join(said)
+
     def in_order(self, stage: str) -> bool:
         """Whether an item needs those before it: with `max_bytes`, what is left of it."""
         return stage == "scan" and self.settings.max_bytes is not None
@@ -73,7 +89,7 @@ class Job:
     def do(self, stage: str, item: int, told: Told) -> dict:
         """One item; gives its counts."""
         if stage == "scan":
-            return scan_unit(self.work, self.plan, self.settings, self.running, item, told)
+            return scan_unit(self.work, self.plan, self.settings, self.running, self._cell_rule, item, told)
         if stage == "encode":
             return self._encoder.encode(item, told, self.running)
         if stage == "merge":
@@ -90,6 +106,10 @@ class Job:
     def _given(self) -> TextTokenizer | None:
         path = self.work.folder / "tokenizer.json"
         return load_tokenizer(path, self.settings.vocabulary) if self.settings.tokenizer != "train" else None
+
+    @cached_property
+    def _cell_rule(self) -> CellRule:
+        return CellRule(self.settings.cell, self.plan)
 
     @cached_property
     def _encoder(self) -> Encoder:

@@ -20,10 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from equimoe.data.cell_store import WORK, CellStore, is_store
+from equimoe.data.formats import is_of_many
 from equimoe.data.hub_files import HUB, is_hub_tokenizer, pinned_tokenizer
-from equimoe.data.preparing.filters import FilterOptions
+from equimoe.data.prepare import LEAST_PIECE_BYTES, LEAST_PIECES, PIECE_BYTES
+from equimoe.data.preparing.cell_rules import CellRule
+from equimoe.data.preparing.filters import LEAST_WORDS, FilterOptions
 from equimoe.data.preparing.finishing import is_moving, remove_work
-from equimoe.data.preparing.progress import Progress, amount, duration
+from equimoe.data.preparing.progress import Progress, amount, duration, many
 from equimoe.data.preparing.settings import SHARD_TOKENS, Running, Settings
 from equimoe.data.preparing.sources import differences, refuse_store_in_sources, sources_record
 from equimoe.data.preparing.stages import STAGES, Job
@@ -31,15 +34,15 @@ from equimoe.data.preparing.summary import summary
 from equimoe.data.preparing.units import Plan, make_plan
 from equimoe.data.preparing.work import GOES_ON, Work, read_json, write_json, writing
 from equimoe.data.preparing.workers import run_stage
-from equimoe.data.source import absolute_data
+from equimoe.data.source import absolute_data, refuse_address
 from equimoe.data.tokenizer import TextTokenizer, load_tokenizer
-from equimoe.errors import EquimoeError
+from equimoe.errors import EquimoeError, Problems
 from equimoe.files import cache_folder, expanded, locked_folder, writing_to_cache
 from equimoe.recipe import Data
 
 __all__ = ["cached_store", "prepare_store"]
 
-VERSION = 1  # raise it when a stage writes something else
+VERSION = 2  # raise it when a stage writes something else
 DEFAULT_VOCABULARY = 4096
 Log = Callable[[str], None]
 
@@ -64,16 +67,19 @@ def prepare_store(
     With the executor `slurm` the work is only submitted, and an EquimoeError of exit code 75 says so.
     """
     started = time.monotonic()
+    refuse_address("out", out)
     out = expanded(out)
-    running.check()
+    asked = DEFAULT_VOCABULARY if vocabulary is None else vocabulary
+    _check(Settings.of(data, asked, filters, shard_tokens, keep_order), running)
     held = _held(out)
     given = None if data.tokenizer == "train" else load_tokenizer(data.tokenizer, vocabulary)
-    entries = vocabulary or (DEFAULT_VOCABULARY if given is None else given.size)
+    entries = given.size if given is not None and vocabulary is None else asked
     data = _with_pinned_tokenizer(data, held)
-    settings = Settings.of(data, entries, filters, shard_tokens, keep_order)
-    settings.check()
     refuse_store_in_sources(data.path, out)
     plan = make_plan(data.path, _plan_of(held), log)
+    data = _cut_if_alone(data, plan, log)
+    settings = Settings.of(data, entries, filters, shard_tokens, keep_order)
+    CellRule(settings.cell, plan)  # refuses before an hour of reading
     record = _record(plan, settings, given)
     if is_store(out):
         return _finished(out, record, log)
@@ -83,6 +89,7 @@ def prepare_store(
             return _finished(out, record, log)
         work = Work(out)
         job = _job(work, plan, settings, running, record, given, log)
+        _tell_of_filters(job, log)
         _run(job, log, started)
         remove_work(work)
     store = CellStore.open(out)
@@ -108,6 +115,44 @@ def cached_store(data: Data, vocabulary: int, log: Log = lambda line: None) -> C
     with writing_to_cache():
         folder.parent.mkdir(parents=True, exist_ok=True)
     return prepare_store(data, folder, vocabulary=vocabulary, wait=True, log=log)
+
+
+def _check(settings: Settings, running: Running) -> None:
+    """EquimoeError with all that is wrong with what is asked for, before anything is read."""
+    problems = Problems("data prepare")
+    for each in (settings, running):
+        try:
+            each.check()
+        except EquimoeError as error:
+            problems.include(error)
+    problems.raise_if_any()
+    if running.executor.name != "here":
+        from equimoe.data.preparing.executors import refuse_missing
+
+        refuse_missing(running.executor)
+
+
+def _cut_if_alone(data: Data, plan: Plan, log: Log) -> Data:
+    """A single text file is one document: cut, as `equimoe.data.prepare` does, so that a part can be held out."""
+    files = {(part.element, part.name) for part in plan.parts}
+    if len(files) != 1 or data.piece_bytes is not None or data.heldout_fraction == 0:
+        return data
+    (part, *_) = plan.parts
+    if part.kind == "package" or is_of_many(part.name) or part.bytes <= LEAST_PIECE_BYTES:
+        return data
+    cut = max(LEAST_PIECE_BYTES, min(PIECE_BYTES, part.bytes // LEAST_PIECES))
+    log(f"one document: cut, at line ends where there are any, so that a part can be held out (--piece-bytes {cut})")
+    return replace(data, piece_bytes=cut)
+
+
+def _tell_of_filters(job: Job, log: Log) -> None:
+    """What of the texts of `decontaminate` is not compared."""
+    for held in read_json(job.work.job)["record"]["filters"]:
+        if held["name"] == "decontamination":
+            short = held["texts_too_short"]
+            have = "has" if short == 1 else "have"
+            left_out = f"; {short:,} of them {have} fewer than {LEAST_WORDS} words and cannot be compared" * (short > 0)
+            log(f"decontamination: {many(held['texts'], 'text')}, n-grams of {held['ngram']} words{left_out}")
 
 
 def _run(job: Job, log: Log, started: float) -> None:
@@ -236,4 +281,7 @@ def _job(
         if given is not None:
             given.save(work.folder / "tokenizer.json")
         write_json(work.job, {"record": record, "settings": settings.to_dict(), "plan": plan.to_dict()})
-    return Job(work, plan, settings, running, log)
+        return Job(work, plan, settings, running, log)
+    job = Job(work, plan, settings, running, log)
+    log(f"going on in {work.folder}: {job.done() or 'nothing is done yet'}")
+    return job

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from equimoe.data.cell_store import CellStore
+from equimoe.data.preparing.cell_rules import NONE, VALUES_SHOWN
 from equimoe.data.preparing.filters import Tally
-from equimoe.data.preparing.progress import amount
+from equimoe.data.preparing.progress import amount, many
 from equimoe.data.tokenizer import Lost
 
 __all__ = ["facts", "summary"]
@@ -16,9 +17,15 @@ CELLS_SHOWN, BAD_SHOWN = 20, 5
 
 
 def facts(store: CellStore) -> dict[str, Any]:
-    """For `--json`."""
+    """For `--json`. Of a cell: what is trained on, what is held out, and what of that evaluation reads."""
+    by_cell = store.header["record"]["by_cell"]
     cells = {
-        name: {**entry["train"], "shards": len(entry["shards"]), "heldout": entry["heldout"]}
+        name: {
+            **entry["train"],
+            "shards": len(entry["shards"]),
+            "held_out": dict(zip(("documents", "text_bytes"), by_cell[name]["heldback"], strict=True)),
+            "read_by_evaluation": entry["heldout"],
+        }
         for name, entry in store.header["cells"].items()
     }
     keys = ("vocabulary", "tokenizer_sha256", "corpus_sha256", "record")
@@ -30,69 +37,82 @@ def summary(store: CellStore) -> Iterator[str]:
     record, cells = store.header["record"], store.header["cells"]
     read = record["read"]
     elements = record["sources"]
-    files = sum(each["files"] for each in elements)
+    files = sum(each["files"] for each in elements) - (read["ended"] or {"files_not_read": 0})["files_not_read"]
     yield (
-        f"read {read['documents']:,} documents, {amount(read['text_bytes'])} of text, from {_many(files, 'file')}"
-        + (f"; {_many(read['empty'], 'empty document')}" if read["empty"] else "")
-        + (f"; {_many(read['repeated_files'], 'file')} named twice, read once" if read["repeated_files"] else "")
-        + ("; max_bytes ended the reading" if read["stopped_by_max_bytes"] else "")
+        f"read {many(read['documents'], 'document')}, {amount(read['text_bytes'])} of text, from {many(files, 'file')}"
+        + (f"; {many(read['empty'], 'empty document')}" if read["empty"] else "")
+        + (f"; {many(read['repeated_files'], 'file')} named twice, read once" if read["repeated_files"] else "")
     )
+    if read["ended"]:
+        yield (
+            f"--max-bytes: read {read['text_bytes']:,} bytes of text, ended at {read['ended']['place']}"
+            f" (document {read['ended']['document']:,}); {many(read['ended']['files_not_read'], 'file')} not read"
+        )
     for element, left_out in read["left_out"].items():
         for why, count in left_out.items():
-            yield f"{element}: left out {_many(count, 'file')} {why}"
+            yield f"{element}: left out {many(count, 'file')} {why}"
     yield from _bad(read)
     for tally in record["filtered"]:
         yield Tally.from_dict(tally).line()
     for name, values in record["cells_of_several_values"].items():
-        yield f"cell {name} is of several values: {', '.join(map(repr, values))}"
-    yield from _cells(cells)
+        more = ", ..." if len(values) > VALUES_SHOWN else ""
+        yield f"values {', '.join(map(repr, values[:VALUES_SHOWN]))}{more} are one cell: {name}"
+    rule, _, field = record["settings"]["cell"].partition(":")
+    if rule == "field" and read["unlabelled"]:
+        verb = "does" if read["unlabelled"] == 1 else "do"
+        yield f"{many(read['unlabelled'], 'document')} {verb} not have the field {field!r}: in the cell {NONE}"
+    yield from _cells(cells, record["by_cell"])
     yield from _heldout(record, cells)
     gone = Lost(**record["tokenizer_lost"])
     if gone.lost_bytes:
         yield f"warning: the tokenizer does not give all text back: {gone}; bits per byte comes out that much too low"
     total = store.tokens
-    yield f"store {store.location}: {sum(total.values()):,} tokens in {_many(len(total), 'cell')}"
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
+    yield f"store {store.location}: {sum(total.values()):,} tokens in {many(len(total), 'cell')}"
 
 
 def _bad(read: dict[str, Any]) -> Iterator[str]:
     if read["bad_lines"]:
-        yield f"warning: {_many(read['bad_lines'], 'bad line')} skipped:"
+        yield f"warning: {many(read['bad_lines'], 'bad line')} skipped:"
         yield from (f"  {line}" for line in read["bad"][:BAD_SHOWN])
     if read["bad_files"]:
-        yield f"warning: {_many(len(read['bad_files']), 'bad file')} read up to the damage, or not at all:"
+        yield f"warning: {many(len(read['bad_files']), 'bad file')} read up to the damage, or not at all:"
         yield from (f"  {line}" for line in read["bad_files"][:BAD_SHOWN])
 
 
-def _cells(cells: dict[str, Any]) -> Iterator[str]:
+def _cells(cells: dict[str, Any], by_cell: dict[str, Any]) -> Iterator[str]:
     width = max(len(name) for name in cells)
     ordered = sorted(cells, key=lambda name: (-cells[name]["train"]["tokens"], name))
-    yield f"{'cell':<{width}}  {'documents':>13}  {'tokens':>18}  bytes/token  {'held out':>10}"
+    yield (
+        f"{'cell':<{width}}  {'documents':>13}  {'tokens':>18}  bytes/token  {'held out':>13}  of it read by evaluation"
+    )
     for name in ordered[:CELLS_SHOWN]:
         train, held = cells[name]["train"], cells[name]["heldout"]
         per_token = f"{train['text_bytes'] / train['tokens']:.2f}" if train["tokens"] else "-"
         yield (
             f"{name:<{width}}  {train['documents']:>13,}  {train['tokens']:>18,}  {per_token:>11}"
-            f"  {held['documents'] if held else 0:>10,}"
+            f"  {by_cell[name]['heldback'][0]:>13,}  {held['documents'] if held else 0:>24,}"
         )
     if len(ordered) > CELLS_SHOWN:
-        yield f"... and {len(ordered) - CELLS_SHOWN:,} smaller cells"
+        yield f"... and {many(len(ordered) - CELLS_SHOWN, 'smaller cell')}"
 
 
 def _heldout(record: dict[str, Any], cells: dict[str, Any]) -> Iterator[str]:
     back = [sum(counts["heldback"][k] for counts in record["by_cell"].values()) for k in (0, 1)]
     held = [entry["heldout"] for entry in cells.values() if entry["heldout"]]
     stored = [sum(each[key] for each in held) for key in ("documents", "text_bytes")]
-    yield (
-        f"held out {back[0]:,} documents, {amount(back[1])}; evaluation reads {stored[0]:,} of them,"
-        f" {amount(stored[1])}, the others are reserved"
-    )
-    without = [name for name, entry in cells.items() if not entry["heldout"]]
-    if without and record["settings"]["heldout_fraction"] > 0:
+    line = f"held out {many(back[0], 'document')}, {amount(back[1])}"
+    if stored == back:
+        yield f"{line}; evaluation reads all of it" if back[0] else line
+    elif stored[0] == back[0]:
+        yield f"{line}; evaluation reads {amount(stored[1])} of it, the rest is neither trained on nor read"
+    else:
         yield (
-            f"warning: nothing is held out of {_many(len(without), 'cell')} ({', '.join(without[:3])});"
-            " --heldout-fraction takes more"
+            f"{line}; evaluation reads {many(stored[0], 'document')}, {amount(stored[1])},"
+            " the rest is neither trained on nor read"
+        )
+    without = [name for name, entry in cells.items() if not entry["heldout"]]
+    if without and back[0] and record["settings"]["heldout_fraction"] > 0:
+        yield (
+            f"warning: nothing is held out of {many(len(without), 'cell')}"
+            f" ({', '.join(without[:3])}{', ...' if len(without) > 3 else ''}); --heldout-fraction takes more"
         )

@@ -21,7 +21,16 @@ from equimoe.data.embedded import embedded_corpus
 from equimoe.data.formats import BadFile, Entry, entries_in, open_file, parquet_groups, parts_by
 from equimoe.data.hub_dataset import files_to_read
 from equimoe.data.hub_files import HUB, HubPath, hub_errors, open_remote
-from equimoe.data.source import EMBEDDED, WITH_A_PACKAGE, elements_of, find_files, no_match, pieces, unreadable
+from equimoe.data.source import (
+    EMBEDDED,
+    WITH_A_PACKAGE,
+    elements_of,
+    find_files,
+    no_match,
+    pieces,
+    require_packages,
+    unreadable,
+)
 from equimoe.data.speeches import speeches, speeches_record
 from equimoe.errors import EquimoeError
 
@@ -97,6 +106,7 @@ def make_plan(path: str | tuple[str, ...] | None, kept: Plan | None = None, log:
 
     `kept` is the plan of the same store: a Hub dataset that it has at a commit is not asked for again.
     """
+    require_packages(path)
     elements, parts, repeated, left_out = [], [], 0, {}
     seen: set[str] = set()
     for number, element in enumerate(elements_of(path)):
@@ -134,7 +144,7 @@ def _hub_parts(element: str, number: int, log: Log) -> tuple[str, list[Part], di
     chosen, others = files_to_read(path)
     left_out = {why: len(names) for why, names in others.items()}
     for why, count in left_out.items():
-        log(f"{path}: left out {count:,} files {why}")
+        log(f"{path}: left out {count:,} file{'s' * (count != 1)} {why}")
     return str(path), [Part(number, "hub", name, size) for name, size in chosen.items()], left_out
 
 

@@ -14,6 +14,7 @@ A folder of these is made aside and renamed when it is whole: if the name is the
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -118,13 +119,21 @@ def writing(out: Path) -> Iterator[None]:
     except BrokenPipeError:  # of the terminal that a log line went to
         raise
     except OSError as error:
-        if not is_of_the_disk(error):
+        if not is_of_the_disk(error) and not _is_of_numpy(error):
             raise
+        way_out = "Free some space or mend the folder"
+        if error.errno == errno.EFBIG:
+            way_out = "Raise the limit on the size of a file (ulimit -f), or take another file system"
         raise EquimoeError(
             f"store {out}",
             f"must be writable and have room, but: {error.strerror or error}",
-            f"Free some space or mend the folder; what is finished is kept, {GOES_ON}",
+            f"{way_out}; what is finished is kept, {GOES_ON}",
         ) from error
+
+
+def _is_of_numpy(error: OSError) -> bool:
+    """`ndarray.tofile`, which `np.save` calls, tells of a full disk without a number."""
+    return error.errno is None and "requested and" in str(error) and str(error).endswith("written")
 
 
 def read_json(path: Path) -> Any:

@@ -50,8 +50,6 @@ def run_stage(job: Job, stage: str, log: Log) -> Progress:
     progress = Progress(stage, sum(sizes.values()), log)
     if not left:
         return progress
-    if len(left) < len(job.items(stage)):
-        log(f"{stage}: goes on: {len(job.items(stage)) - len(left):,} of {len(job.items(stage)):,} are done")
     bad = _BadLines(job) if stage == "scan" else None
 
     def done(item: int, counts: Mapping[str, Any]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from equimoe.ladder.monitors.expected import EvaluationLoss, Prediction
+from equimoe.ladder.monitors.expected import EvaluationLoss
 from equimoe.ladder.monitors.flag import Flag, Line, Monitor
 from equimoe.ladder.monitors.growth import AttentionGates, GradientGrowth
 from equimoe.ladder.monitors.matrices import MatrixNorms, kept_components
 from equimoe.ladder.monitors.routing import Drops, Load, RouterBias
 from equimoe.ladder.monitors.spikes import LevelShifts, Spikes
+from equimoe.ladder.predictions import Prediction
 from equimoe.recipe import Recipe
 from equimoe.weights import describe
 
@@ -20,7 +21,7 @@ def monitors_of(recipe: Recipe, prediction: Prediction | None = None) -> list[Mo
     """Those whose policy is not `off`. Under `transport.balanced` no router is at work, and none of it is judged."""
     limits, steps, model = recipe.monitors, recipe.schedule.steps, recipe.model
     found: list[Monitor] = [
-        EvaluationLoss(prediction or {}),
+        EvaluationLoss(prediction),
         GradientGrowth(limits, steps),
         Drops(limits, steps, model.num_hidden_layers),
         Load(limits, steps),

@@ -86,6 +86,14 @@ def test_labelled_examples_and_embeddings_by_name(command, tmp_path):
     assert "e.npy'): must be a readable .npy file" in command(*SMALL[:-1], "other", "--embeddings", "e.npy")[2]
 
 
+def test_labelled_examples_may_have_their_text_in_one_of_several_fields(command, tmp_path):
+    entries = [{("body", "text")[i % 3 == 0]: text, "label": i // 4 % 2} for i, text in enumerate(TEXTS)]
+    write_jsonl(tmp_path / "l.jsonl", entries)
+    words = ["body,text" if word == "body" else word for word in SMALL]
+    code, out, _ = command(*words, "--labelled", "l.jsonl")
+    assert (code, "Quality: linear, of 80 examples with labels" in out) == (0, True)
+
+
 def test_nothing_is_overwritten(command, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine").write_text("kept")

@@ -11,8 +11,9 @@ from data_helpers import make_cell_store, make_store
 
 from equimoe import Data, Mixture, Recipe, Schedule, derive
 from equimoe.data.cell_store import finish_store, shard_folder
-from equimoe.data.look import cell_sections
+from equimoe.data.look import cell_sections, sections
 from equimoe.data.look.page import page_of, refuse_existing, write_page
+from equimoe.data.look.page_style import STYLE
 from equimoe.data.look.reading import Reading
 from equimoe.data.look.stats import CellStats, SplitStats, Stats, StoreStats
 from equimoe.data.look.subject import Subject
@@ -110,6 +111,40 @@ def test_a_page_of_200_cells_is_small_and_has_the_map(tmp_path):
     page = checked(made.html)
     assert all(any(name in text for text in page.text) for name in ("c00q0", "c39q4"))
     assert "svg" in page.tags
+
+
+def shown(html: str) -> str:
+    return " ".join("".join(checked(html).text).split())
+
+
+def test_of_too_many_cells_the_page_says_which_are_left_out(tmp_path, monkeypatch):
+    """8, 16 and 24 tokens: without the first, 40 of 48 are listed; of 4 blocks of 8 a quarter each goes to a and b."""
+    monkeypatch.setattr(sections, "LISTED_CELLS", 2)
+    cells = {name: [[list(range(3, 3 + tokens))]] for name, tokens in (("a", 8), ("b", 16), ("c", 24))}
+    store = make_cell_store(tmp_path / "store", cells)
+    alone, run = (
+        shown(page_of(Subject(store, recipe)).html)
+        for recipe in (None, recipe_of(store.location, "a:0.25 b:0.25 c:0.5"))
+    )
+    assert "Listed are the 2 cells that hold most tokens. The other 1 of 3 together are 16.67 % of all;" in alone
+    assert "Listed are the 2 cells of which the run reads most tokens. The other 1 of 3 together are 25.00 %" in run
+    assert "in all 3" in run
+
+
+@pytest.mark.parametrize(("steps", "again"), [(10, True), (1, False)])
+def test_read_again_is_said_only_of_what_is(hostile, steps, again):
+    recipe = recipe_of(hostile.location, "c00q0:1")
+    recipe = dataclasses.replace(recipe, schedule=Schedule(steps=steps, batch_sequences=4))
+    assert ("the others are read again" in shown(page_of(Subject(hostile, recipe)).html)) == again
+
+
+def test_a_weight_that_a_block_cannot_give_stands_on_the_page(hostile):
+    text = shown(page_of(Subject(hostile, recipe_of(hostile.location, "c00q0:0.6 c01q1:0.4"))).html)
+    assert "Warning: in segment 0 cell c01q1 gets 37.50 % of the sequences, 40.00 % is planned" in text
+
+
+def test_links_at_the_top_may_wrap():
+    assert "nav { display: flex; flex-wrap: wrap;" in STYLE and "nowrap" not in STYLE.split("nav {")[1].split("}")[0]
 
 
 def test_a_cell_at_the_limit_is_left_of_it_and_the_last_column_says_what_is_beyond(monkeypatch):

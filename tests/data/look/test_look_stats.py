@@ -11,8 +11,9 @@ from data_helpers import make_cell_store, make_store
 from equimoe import Data, Mixture, Recipe, Schedule, derive
 from equimoe.data.look.lengths import LengthCounter
 from equimoe.data.look.stats import stats_of
-from equimoe.data.look.stored import look_at_data
+from equimoe.data.look.stored import look_at_data, look_at_named
 from equimoe.data.look.subject import Subject, subject_of
+from equimoe.data.look.tables import epochs_text
 from equimoe.data.remote import open_store
 from equimoe.errors import EquimoeError
 
@@ -74,8 +75,8 @@ def test_quantiles_are_within_what_is_said():
 def test_what_a_run_reads_by_hand(store, recipe):
     """Steps 0 .. 5: 3 blocks of 6 + 2; steps 6 .. 9: 2 blocks of 2 + 6. In all docs 22 of 5 rows, talks 18 of 3."""
     reading = stats_of(Subject(store, recipe)).reading
-    first, second = reading.phases
-    assert (first.name, first.steps, second.first_step, second.steps) == ("phase 1", 6, 6, 4)
+    first, second = reading.segments
+    assert (first.name, first.steps, second.first_step, second.steps) == ("segment 0 (phase 1)", 6, 6, 4)
     assert (first.cells["docs"].sequences, first.cells["talks"].sequences) == (18, 6)
     assert (second.cells["docs"].sequences, second.cells["talks"].sequences) == (4, 12)
     assert first.cells["docs"].first_read_tokens == 5 * ROW and second.cells["docs"].first_read_tokens == 0
@@ -95,7 +96,7 @@ def test_rows_are_shown_as_the_run_reads_them(store, recipe):
         assert begin % ROW == 0 and row.token_ids == whole[row.cell][begin : begin + ROW].tolist()
         assert sum(part.tokens for part in row.parts) == ROW and row.padding == 0 and row.masked == []
     text = "\n".join(look.lines())
-    assert "Phase 2: from step 6, 4 steps" in text and "Row 7: cell " in text and "7 targets count" in text
+    assert "Segment 1 (phase 2): from step 6, 4 steps" in text and "Row 7: cell " in text and "7 targets count" in text
 
 
 def test_masked_borders_and_padding_are_seen(store, recipe):
@@ -130,6 +131,100 @@ def test_what_is_no_store_says_so(tmp_path, recipe):
         subject_of(str(tmp_path / "folder"), ["schedule.steps=3"])
     with pytest.raises(EquimoeError, match="names no data"):
         subject_of("hero")
+
+
+def test_an_address_is_a_store_and_a_file_address_one_that_is_here(store):
+    found = subject_of(f"file://{store.location}")
+    assert found.recipe is None and found.store.corpus_sha256 == store.corpus_sha256
+    assert subject_of(f"local://{store.location}").store.cells == store.cells
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("memory://nope", "store memory://nope: must hold store.json"),
+        ("file:///nope/at/all", "store /nope/at/all: must "),
+        ("nope", r"recipe or store \('nope'\): must be a packaged one .*, or a store's folder or address. `equimoe"),
+        ("./nope", r"recipe or store \('./nope'\): must be an existing .py file, or a store's folder or address"),
+        ("tiny2", "Did you mean tiny"),
+        ("no://such", "no://such: must be an address that fsspec can open"),
+    ],
+)
+def test_what_is_neither_says_what_was_looked_for(tmp_path, monkeypatch, name, said):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EquimoeError, match=said):
+        subject_of(name)
+
+
+def test_a_packaged_recipe_goes_before_a_folder_of_its_name_that_is_no_store(tmp_path, monkeypatch, store):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hero").mkdir()
+    with pytest.raises(EquimoeError, match="names no data"):
+        subject_of("hero")
+    (tmp_path / "store").rename(tmp_path / "one_gpu")
+    assert subject_of("one_gpu").recipe is None
+    with pytest.raises(EquimoeError, match="names no data"):  # rows need a recipe, and this is one
+        look_at_named("one_gpu")
+
+
+def test_a_store_without_a_recipe_shows_its_cells_and_documents(store, recipe):
+    look = look_at_named(store.location, rows=2)
+    assert {name: len(found) for name, found in look.documents.items()} == {"docs": 2, "talks": 2}
+    text = "\n".join(look.lines())
+    entries = f"Tokenizer: {store.tokenizer().size} entries"
+    for line in ("  in all         10      64", "Cell talks, document ", ", 4 tokens\n", entries):
+        assert line in text, text
+    assert look.lines()[-1].endswith(f"equimoe data show RECIPE --data {store.location}")
+    assert look_at_named(f"file://{store.location}", rows=0).documents == {"docs": [], "talks": []}
+
+
+@pytest.mark.parametrize("more", [{"overrides": ["seed=1"]}, {"first_row": 3}])
+@pytest.mark.parametrize("name", ["a store", "file:///a store", "s3://bucket/a store"])
+def test_rows_of_a_store_need_a_recipe_and_the_command_is_named(tmp_path, monkeypatch, name, more):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a store").mkdir()
+    with pytest.raises(EquimoeError) as error:
+        look_at_named(name, **more)
+    assert f"Use `equimoe data show RECIPE --data '{name}'`, or leave out" in str(error.value)
+
+
+def test_a_store_that_was_never_finished_is_said_to_be_so_as_data_path(tmp_path, recipe):
+    (tmp_path / "begun" / ".work").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
+    for name, said in (
+        ("begun", "this one was never finished. Run the same `equimoe data prepare` again"),
+        ("empty", r"must match a file \(.*, or be a store's folder, with store.json"),
+    ):
+        with pytest.raises(EquimoeError, match=said):
+            look_at_data(dataclasses.replace(recipe, data=Data(path=str(tmp_path / name))))
+
+
+def test_estimates_are_said_to_be_about(store, recipe):
+    """A stream has no padding, counted. Best fit: 64 tokens in 6 + 3 rows of 8, of which the run does not read all
+    equally often."""
+    packed = dataclasses.replace(recipe, data=Data(path=store.location, packing="best_fit"))
+    counted, estimated = (stats_of(Subject(store, each)) for each in (recipe, packed))
+    assert not counted.to_dict()["reading"]["tokens_estimated"]
+    assert estimated.to_dict()["reading"]["tokens_estimated"]
+    # docs 22 sequences of 40 tokens in 6 rows, talks 18 of 24 in 3: 146.7 + 144 tokens, of 320.
+    text = "\n".join(estimated.lines())
+    assert "rows of 8 tokens; about 291 tokens read, about 64 of them" in text and "padding about 9.06 %" in text
+    assert "about" not in "\n".join(counted.lines())
+
+
+def test_a_weight_that_a_block_cannot_give_is_warned_of(store, recipe):
+    """0.6 of 8 is 4, and the 4 left over go to docs as well."""
+    rough = dataclasses.replace(recipe, mixture=Mixture("docs:0.6 talks:0.4", block_sequences=8, most_epochs=20.0))
+    said = "Warning: in segment 0 cell talks gets 37.50 % of the sequences, 40.00 % is planned: a block of 8"
+    for look in (stats_of(Subject(store, rough)), look_at_data(rough)):
+        assert look.reading.warning.startswith(said) and look.reading.warning in look.lines()
+    assert stats_of(Subject(store, recipe)).reading.warning is None
+
+
+def test_epochs_that_are_few_are_not_none():
+    assert [epochs_text(epochs) for epochs in (0, 0.0031, 0.00001, 0.0994, 0.0996, 1)] == [
+        *("0.00", "0.0031", "1.0e-05", "0.099", "0.10", "1.00")
+    ]
 
 
 def test_an_index_of_other_documents_is_found(store, tmp_path):

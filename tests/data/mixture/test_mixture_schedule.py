@@ -279,21 +279,22 @@ def test_the_table_says_what_is_planned_and_what_comes():
         "sequences": 24,
         "epochs": 0.24,
     }
+    assert facts["warning"] == TABLE.splitlines()[-1]
     assert facts["over"] == ["b"] and facts["cells"][2]["sequences"] == 2
     short = schedule.table(37).lines()  # in the middle of a block of the first segment
-    assert any(line.startswith("Segment 1: sequences 0 .. 36") for line in short)
-    assert not any(line.startswith("Segment 2") for line in short)
+    assert any(line.startswith("Segment 0: sequences 0 .. 36") for line in short)
+    assert not any(line.startswith("Segment 1") for line in short)
 
 
 TABLE = """\
 Mixture: 3 of 4 cells, 60 sequences in blocks of 10, 2 segments
 
-Segment 1: sequences 0 .. 39, steps 0 .. 1
+Segment 0: sequences 0 .. 39, steps 0 .. 1
   cell    planned  effective  in a block  sequences  epochs
   a     55.0000 %  60.0000 %           6         24   0.240  takes the rest of a block, +5.0000 %
   b     45.0000 %  40.0000 %           4         16   4.000
 
-Segment 2: sequences 40 .. 59, steps 2 .. 2
+Segment 1: sequences 40 .. 59, steps 2 .. 2
   cell    planned  effective  in a block  sequences  epochs
   a     97.0000 %  90.0000 %           9         18   0.180  takes the rest of a block, -7.0000 %
   c      3.0000 %  10.0000 %      1.0000          2   0.286  tail
@@ -304,7 +305,56 @@ Run
   b            16  26.6667 %     4   4.000  over mixture.most_epochs (3)
   c             2   3.3333 %     7   0.286
   not read: d
+
+Warning: in segment 1 cell c gets 10.00 % of the sequences, 3.00 % is planned: a block of 10 has a whole number of\
+ each of its 2 cells, and of the largest what is left over. Set mixture.block_sequences=40
 """
+
+
+@pytest.mark.parametrize(
+    ("cells", "block", "gets", "remedy"),
+    [
+        # 1 of each, 1,000 of 4,000 are left over. Of 128,000 (42 each) are 2,000: 1.56 %. Of 256,000 1,000: 0.39 %.
+        (3000, 4000, "25.02", "Set mixture.block_sequences=256000"),
+        (2, 49_151, None, ""),
+        (3, 4, "50.00", "Set mixture.block_sequences=256"),  # 86 of it: 33.59 %; 44 of 128: 34.38 %
+    ],
+)
+def test_a_cell_that_gets_far_more_than_planned_is_warned_of(cells, block, gets, remedy):
+    weights = {f"c{number:04d}": 1 / cells for number in range(cells)}
+    table = MixtureSchedule([Segment(0, weights)], dict.fromkeys(weights, 10), block, 0).table(1000)
+    if gets is None:
+        assert table.warning() is None and "Warning" not in "".join(table.lines())
+        return
+    assert table.lines()[-1] == table.warning()
+    assert f"cell c0000 gets {gets} % of the sequences, {100 / cells:.2f} % is planned" in table.warning()
+    assert table.warning().endswith(remedy), table.warning()
+
+
+@pytest.mark.parametrize(
+    ("border", "total", "remedy"),
+    [
+        # 0.5/0.25/0.25 of 5 is 3 + 1 + 1, of 10 6 + 2 + 2, of 20 exact; and 20 divides 200.
+        (200, 400, "Set mixture.block_sequences=20"),
+        # 30 is no multiple of 20. With batches of 5 a block of 20 ends with each fourth step.
+        (30, 400, "Set mixture.block_sequences=20 (segments then begin at multiples of 4 steps)"),
+        (30, 39, "Give small cells the weight 0, or prepare fewer cells"),  # 20 are more than half of the run
+    ],
+)
+def test_the_block_that_helps_leaves_segments_where_they_are_or_says_where_they_go(border, total, remedy):
+    cells = {"a": 0.5, "b": 0.25, "c": 0.25}
+    segments = [Segment(0, cells), Segment(border, dict(zip("abc", (0.25, 0.25, 0.5), strict=True)))]
+    warning = MixtureSchedule(segments, dict.fromkeys("abc", 50), 5, 0).table(total, batch_sequences=5).warning()
+    assert "in segment 0 cell a gets 60.00 %" in warning and warning.endswith(remedy), warning
+    fewer = [Segment(0, {"a": 0.7, "b": 0.3}), Segment(40, {"a": 1.0})]
+    warning = MixtureSchedule(fewer, {"a": 50, "b": 50}, 5, 0).table(80).warning()
+    assert warning.endswith("Set mixture.block_sequences=10"), "3.5 and 1.5 of 5"
+
+
+@pytest.mark.parametrize(("sequences", "said"), [(1, "0.0010"), (9, "0.0090"), (10, "0.010"), (1500, "1.500")])
+def test_epochs_have_two_digits_at_least(sequences, said):
+    table = MixtureSchedule([Segment(0, {"a": 1.0})], {"a": 1000}, 1, 0).table(sequences)
+    assert table.lines()[-1].split()[-1] == said
 
 
 def test_of_many_cells_the_table_shows_the_largest_and_those_over_the_limit():

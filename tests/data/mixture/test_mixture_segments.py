@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from fractions import Fraction
 
 import pytest
@@ -148,3 +149,38 @@ def test_shares_that_are_none_are_refused():
         object.__setattr__(mixture, "shares", shares)
         with pytest.raises(EquimoeError, match="mixture.shares .*: must be positive and sum to 1 within 1e-09"):
             segments_of(mixture, CELLS, steps=100, batch_sequences=8)
+
+
+@pytest.mark.parametrize(
+    ("steps", "plans", "begins"),
+    [
+        # blocks of 10 steps; by hand: phases at 60 % and 90 % of the plan in force
+        (100, (), {0: 0, 60: 1, 90: 2}),
+        (50, ((20, 100),), {0: 0, 30: 1, 40: 2}),  # cut in half at 20: 0.6 and 0.9 of 50, rounded down to tens
+        (80, ((65, 100),), {0: 0, 60: 1, 70: 2}),  # 0.6 of 80 passed, 0.9 of 80 is 72: at the end of the block of 65
+        (50, ((41, 100),), {0: 0}),  # the block of the join ends with the run
+        (200, ((65, 100),), {0: 0, 60: 1, 180: 2}),  # longer: the phase that began at 60 is not gone back from
+        (120, ((20, 100), (40, 60)), {0: 0, 30: 1, 100: 2}),  # twice: 36 -> 30 of the second plan, 108 -> 100
+    ],
+)
+def test_phases_follow_the_plan_in_force(steps, plans, begins):
+    weights = "docs:0.5/0.6/0.7 speeches:0.5/0.4/0.3"
+    mixture = Mixture(weights=weights, shares=(0.6, 0.3, 0.1), block_sequences=80)
+    segments = segments_of(mixture, CELLS, steps=steps, batch_sequences=8, plans=plans)
+    assert {s.first_sequence // 8: s.phase for s in segments} == begins
+    assert [s.weights["docs"] for s in segments] == [(0.5, 0.6, 0.7)[s.phase] for s in segments]
+
+
+def test_segments_are_counted_from_where_reading_begins():
+    """40 steps of 100 were read of other data: 60 are left, the second half of them is the second phase."""
+    stages = {"late": MixtureStage(90, "docs:1/1")}
+    mixture = Mixture(weights="docs:0.5/0.6 speeches:0.5/0.4", shares=(0.5, 0.5), block_sequences=80, stages=stages)
+    segments = segments_of(mixture, CELLS, steps=100, batch_sequences=8, first_step=40)
+    assert [(s.first_sequence // 8, s.phase, s.stage) for s in segments] == [
+        (0, 0, None),
+        (30, 1, None),
+        (50, 1, "late"),
+    ]
+    wrong = dataclasses.replace(mixture, stages={"late": MixtureStage(95, "docs:1/1")})
+    with pytest.raises(EquimoeError, match=r"a multiple of 10 steps, counted from step 40, .*use 90"):
+        segments_of(wrong, CELLS, steps=100, batch_sequences=8, first_step=40)

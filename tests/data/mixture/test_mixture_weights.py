@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equimoe.data.mixture import Weights, parse_weights
+from equimoe.data.mixture import Weights, parse_weights, segments_of
+from equimoe.data.mixture.weights import require_files
 from equimoe.errors import EquimoeError
+from equimoe.recipe import Mixture, MixtureStage
 
 CELLS = {"docs": 900, "speeches": 100}
 
@@ -131,6 +133,54 @@ def test_what_is_no_such_file(tmp_path, content, said):
     (tmp_path / "mixture.csv").write_bytes(content)
     with pytest.raises(EquimoeError, match=said):
         parse_weights(str(tmp_path / "mixture.csv"), cells=CELLS, phases=2)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        # One phase where there are two: the lines agree with it, and are looked through for the rest.
+        (["cell,phase1", "docs,0.7", "poems,x"], ["line 3, poems ('x'): must be a number", "poems", "speeches"]),
+        (["cell,p1,p2", "docs,0.7,0.2", "speeches,0.1,0.1"], []),
+        # No header at all: the first line is one of the lines.
+        (["docs,0.7,-1", "speeches,0.3,0.8"], ["line 1, docs ('-1'): must not be negative"]),
+        (["name;weight", "docs;0.7"], []),
+        (["cell", "docs,0.7"], ["docs ('0.7'): must have 2 weights", "speeches"]),
+    ],
+)
+def test_a_wrong_first_line_hides_nothing_below_it(tmp_path, lines, said):
+    first, *others = problems_of(csv_of(tmp_path, *lines)).problems
+    assert "the first line must be cell,phase1,phase2" in first and f"it is {lines[0]}; change it" in first
+    assert len(others) == len(said) and all(word in line for word, line in zip(said, others, strict=True)), others
+
+
+def test_a_line_that_cannot_be_read_hides_nothing_above_it(tmp_path):
+    found = problems_of(csv_of(tmp_path, "cell,phase1", "docs,x,1", '"docs"x,0,1', "speeches,y,1")).problems
+    assert "mixture.csv'): line 3 must be comma-separated values" in found[0] and "below it was not read" in found[0]
+    assert "the first line must be" in found[1] and len(found) == 4
+    assert "line 2, docs ('x/1'): must have 1 weight" in found[2] and "line 2, docs ('x'): must be a num" in found[3]
+
+
+def test_the_mistakes_of_all_stages_are_said_together(tmp_path):
+    path = csv_of(tmp_path, "cell,phase1,phase2", "docs,1,1")
+    stages = {"later": MixtureStage(8, path), "last": MixtureStage(16, "x")}
+    mixture = Mixture(str(tmp_path / "none.csv"), (0.5, 0.5), block_sequences=4, stages=stages)
+    with pytest.raises(EquimoeError) as error:
+        segments_of(mixture, CELLS, steps=40, batch_sequences=4)
+    found = error.value.problems
+    assert len(found) == 3 and "must be a readable file" in found[0]
+    assert found[1].startswith("mixture.stages.later.weights, ") and "must have a line for every cell" in found[1]
+    assert found[2].startswith("mixture.stages.last.weights, rule ('x')")
+
+
+def test_files_that_are_not_there_are_named_without_a_store(tmp_path):
+    here, gone = csv_of(tmp_path, "cell,phase1"), str(tmp_path / "gone.csv")
+    require_files(Mixture(here, stages={"a": MixtureStage(1, "tokens")}))
+    with pytest.raises(EquimoeError) as error:
+        require_files(Mixture(gone, stages={"a": MixtureStage(1, f" {gone} "), "b": MixtureStage(2, here)}))
+    assert [line.split(":")[0] for line in error.value.problems] == [
+        f"mixture.weights ('{gone}')",
+        f"mixture.stages.a.weights ('{gone}')",
+    ]
 
 
 def test_a_file_that_cannot_be_read(tmp_path):

@@ -10,7 +10,7 @@ import re
 
 import pytest
 from data_helpers import run_python
-from prepare_helpers import content, corpus, lines, small_units, stored, texts
+from prepare_helpers import content, corpus, hash_of, lines, small_units, stored, texts
 
 from equimoe.data.preparing import cell_rules
 from equimoe.data.preparing.filters import FilterOptions
@@ -116,7 +116,9 @@ def test_empty_documents_and_nulls_are_counted(raw):
 
 def test_no_documents_at_all(raw):
     (raw / "x.jsonl").write_text(lines(["", " "]) + "{\n")
-    with pytest.raises(EquimoeError, match=r"at least one document must have text \(2 empty ones and 1 bad lines"):
+    with pytest.raises(
+        EquimoeError, match=r"at least one document must have text \(2 empty and 1 bad ones .*x\.jsonl:3: "
+    ):
         prepare(raw)
 
 
@@ -126,10 +128,11 @@ def test_everything_filtered(raw):
         prepare(raw, filters=FilterOptions(min_characters=10))
 
 
-def test_everything_held_out(raw):
-    (raw / "x.jsonl").write_text(lines(["one text"]))
-    with pytest.raises(EquimoeError, match="left to train on, 1 are held out"):
-        prepare(raw, heldout_fraction=0.999999)
+def test_everything_filtered_but_what_is_said_to_be_held_out(raw):
+    """Filters are asked first: what they leave is split, and one document of it is trained on."""
+    (raw / "x.jsonl").write_text(lines(["one text", "another text", "tiny"]))
+    store = prepare(raw, heldout_fraction=0.999999, filters=FilterOptions(min_characters=5))
+    assert kept(store) == [max("one text", "another text", key=hash_of)]
 
 
 def test_files_that_match_nothing_leave_nothing(raw):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import types
 
 import pytest
 from prepare_helpers import corpus, small_units
@@ -21,6 +22,7 @@ SLURM = Executor("slurm", 5, {"partition": "cpu", "time": "1:00:00"})
 @pytest.fixture
 def raw(tmp_path, monkeypatch):
     small_units(monkeypatch)
+    monkeypatch.setattr(executors.shutil, "which", lambda program: f"/bin/{program}")
     corpus(tmp_path / "raw")
     return Data(path=str(tmp_path / "raw"), cell="folder")
 
@@ -70,12 +72,15 @@ def test_tasks_by_rank_do_all_of_a_stage_and_the_last_one_finishes_the_store(raw
     assert not (tmp_path / "store" / ".work").exists()
 
 
-def test_an_error_of_a_task_comes_back_as_it_was(raw, tmp_path):
+def test_an_error_of_a_task_comes_back_as_it_was_and_datatrove_logs_into_files(raw, tmp_path, capfd):
     pytest.importorskip("datatrove")
     (tmp_path / "raw" / "web" / "bad.txt").write_bytes(b"\xff")
     running = Running(workers=2, executor=Executor("local", 2))
     with pytest.raises(EquimoeError, match=r"bad\.txt: must be UTF-8"):
         prepare_store(raw, tmp_path / "store", vocabulary=300, running=running)
+    assert capfd.readouterr().err == ""
+    (log,) = (tmp_path / "store" / ".work" / "datatrove" / "scan").glob("datatrove.log")
+    assert "UTF-8" in log.read_text()
 
 
 def test_ray_is_made_with_its_options(raw, tmp_path, monkeypatch):
@@ -90,6 +95,7 @@ def test_ray_is_made_with_its_options(raw, tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr("datatrove.executor.ray.RayPipelineExecutor", Ray)
+    monkeypatch.setitem(sys.modules, "ray", types.ModuleType("ray"))
     with pytest.raises(KeyboardInterrupt):
         prepare_store(
             raw, tmp_path / "store", vocabulary=300, running=Running(executor=Executor("ray", 7, {"cpus_per_task": 2}))
@@ -99,6 +105,7 @@ def test_ray_is_made_with_its_options(raw, tmp_path, monkeypatch):
 
 
 def test_without_datatrove_the_error_names_it(raw, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "equimoe.data.preparing.local_executor", raising=False)
     monkeypatch.setitem(sys.modules, "datatrove.executor.local", None)
     with pytest.raises(EquimoeError, match=r"needs the package datatrove .*pip install 'equimoe\[prep\]'"):
         prepare_store(raw, tmp_path / "store", vocabulary=300, running=Running(executor=Executor("local", 2)))

@@ -232,7 +232,7 @@ def test_cells_of_a_field_by_slug(tmp_path):
     assert store.cells == ("common-crawl", "none")
     assert set(stored(store, "common-crawl")[0]) == {*texts(1, 20), *texts(2, 20)}
     assert set(stored(store, "none")[0]) == set(texts(3, 20))
-    assert "cell common-crawl is of several values: 'Common Crawl', 'common-crawl'" in told
+    assert "values 'Common Crawl', 'common-crawl' are one cell: common-crawl" in told
 
 
 def test_a_column_of_parquet_as_cell_and_parts_by_row_groups(tmp_path, monkeypatch):

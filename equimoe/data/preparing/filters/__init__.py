@@ -13,7 +13,7 @@ has a name, settings for the record, and a `Tally` of what it removed.
     minhash          112 bytes, verdict 1          10 to 20
 """
 
-from equimoe.data.preparing.filters.decontamination import Decontamination, Hit, NgramIndex
+from equimoe.data.preparing.filters.decontamination import LEAST_WORDS, Decontamination, Hit, NgramIndex
 from equimoe.data.preparing.filters.documents import DocumentFilter, Language, Length, first_reason
 from equimoe.data.preparing.filters.duplicates import DuplicateExample, Duplicates
 from equimoe.data.preparing.filters.exact import Exact
@@ -24,6 +24,7 @@ from equimoe.data.preparing.filters.report import Example, Tally, total
 from equimoe.data.preparing.filters.words import word_hashes
 
 __all__ = [
+    "LEAST_WORDS",
     "Decontamination",
     "Deduplicator",
     "DocumentFilter",

@@ -33,7 +33,7 @@ from jaxtyping import Bool, UInt32, UInt64
 
 from equimoe.data.preparing.filters.words import UNICODE, WORDS_VERSION, ngram_hashes, word_hashes, words_at
 from equimoe.data.source import SourceCounts, documents
-from equimoe.errors import EquimoeError
+from equimoe.errors import EquimoeError, renamed
 from equimoe.files import aside, publish_folder, write_file
 from equimoe.recipe import Data
 
@@ -183,9 +183,11 @@ def _write(folder: Path, settings: dict) -> dict:
 def _refuse_nothing(header: dict) -> None:
     """Files in which nothing can be compared are a mistake: nobody asks for a filter that never removes."""
     if header["ngrams"] == 0:
+        short = header["texts_too_short"]
+        were = "ones were" if short != 1 else "one was"
         raise EquimoeError(
             "decontaminate",
-            f"must name texts of at least {LEAST_WORDS} words, {header['texts_too_short']} shorter ones were read",
+            f"must name texts of at least {LEAST_WORDS} words, {short} shorter {were} read",
             "Check the files and the field that holds the text",
             value=",".join(header["path"]),
         )
@@ -194,8 +196,11 @@ def _refuse_nothing(header: dict) -> None:
 def _texts(settings: dict) -> Iterator[tuple[str, str]]:
     counts = SourceCounts()
     data = Data(path=tuple(settings["path"]), text_field=settings["text_field"])
-    for text in documents(data, counts):
-        yield next(reversed(counts.per_source)), text
+    try:
+        for text in documents(data, counts):
+            yield next(reversed(counts.per_source)), text
+    except EquimoeError as error:
+        raise renamed(error, {"data.path": "decontaminate", "data.text_field": "decontaminate_field"}) from error
 
 
 @dataclass(frozen=True)

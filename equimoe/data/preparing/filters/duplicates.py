@@ -92,8 +92,12 @@ def find_duplicates(
     *,
     memory_bytes: int = MEMORY_BYTES,
     log: Log = lambda line: None,
+    earlier: Sequence[Duplicates] = (),
 ) -> Duplicates:
-    """Find the duplicates among the documents of `facts_files`, or open what `work` holds of the same facts."""
+    """Find the duplicates among the documents of `facts_files`, or open what `work` holds of the same facts.
+
+    What `earlier` ones remove, that are applied before, is no example: it counts for them.
+    """
     name = settings.get("name", "duplicates")
     busy = EquimoeError(str(work), "another process is looking for duplicates here", "Wait for it to end")
     with locked_folder(work, busy):
@@ -117,7 +121,7 @@ def find_duplicates(
             sorter = _Sorter(facts_files, columns, key, offsets, work / SPILLED, memory_bytes)
             write_file(path, (pairs.astype("<i8").tobytes() for pairs in sorter.pairs()))
             log(f"{name}: key {number + 1} of {len(keys)}: {path.stat().st_size // 16:,} pairs")
-        found = replace(_verdicts(work, offsets, len(keys)), compared=_compared(facts_files, columns))
+        found = replace(_verdicts(work, offsets, len(keys), earlier), compared=_compared(facts_files, columns))
         write_file(work / DONE, [json.dumps(found.to_dict(), indent=1).encode()])
         _tidy(work)
         return found
@@ -226,7 +230,7 @@ def _firsts(records: UInt64[np.ndarray, "n f"]) -> tuple[UInt64[np.ndarray, "m f
 # ---- groups, and what becomes of their documents
 
 
-def _verdicts(work: Path, offsets: Int64[np.ndarray, " u"], keys: int) -> Duplicates:
+def _verdicts(work: Path, offsets: Int64[np.ndarray, " u"], keys: int, earlier: Sequence[Duplicates]) -> Duplicates:
     """Join all pairs, write the verdict of every unit."""
     documents = int(offsets[-1])
     pointers, sizes = _mapped(work / "pointers.bin", documents, "<i8"), _mapped(work / "sizes.bin", documents, "<u4")
@@ -241,7 +245,9 @@ def _verdicts(work: Path, offsets: Int64[np.ndarray, " u"], keys: int) -> Duplic
     examples: list[DuplicateExample] = []
     removed = 0
     for unit, (first, last) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
-        verdict = np.zeros(int(last - first), bool)
+        verdict, before = np.zeros(int(last - first), bool), np.zeros(int(last - first), bool)
+        for each in earlier:
+            before |= each.verdict(unit)
         for begin in range(int(first), int(last), _JOINED_AT_ONCE):
             own = np.arange(begin, min(begin + _JOINED_AT_ONCE, int(last)))
             heads = _heads(pointers, own)
@@ -249,7 +255,8 @@ def _verdicts(work: Path, offsets: Int64[np.ndarray, " u"], keys: int) -> Duplic
             verdict[own - int(first)] = gone
             np.add.at(sizes, heads[gone], np.uint32(1))
             left = _MOST_EXAMPLES - len(examples)
-            examples += [_example(offsets, *pair) for pair in zip(own[gone][:left], heads[gone][:left], strict=True)]
+            shown = np.flatnonzero(gone & ~before[own - int(first)])[:left]
+            examples += [_example(offsets, *pair) for pair in zip(own[shown], heads[shown], strict=True)]
         removed += int(verdict.sum())
         written = BytesIO()
         np.save(written, verdict, allow_pickle=False)

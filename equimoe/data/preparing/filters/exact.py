@@ -42,9 +42,20 @@ class Exact:
         return np.frombuffer(raw, "<u8").reshape(-1, 2).astype(np.uint64)
 
     def duplicates(
-        self, facts_files: Sequence[Path], work: Path, log: Callable[[str], None] = lambda line: None
+        self,
+        facts_files: Sequence[Path],
+        work: Path,
+        log: Callable[[str], None] = lambda line: None,
+        earlier: Sequence[Duplicates] = (),
     ) -> Duplicates:
         """Verdicts on the documents of all units. Safe to kill: the next call goes on and gives the same."""
         return find_duplicates(
-            facts_files, self.columns, [(0, 1)], self.settings, work, memory_bytes=self.memory_bytes, log=log
+            facts_files,
+            self.columns,
+            [(0, 1)],
+            self.settings,
+            work,
+            memory_bytes=self.memory_bytes,
+            log=log,
+            earlier=earlier,
         )

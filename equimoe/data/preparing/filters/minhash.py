@@ -101,12 +101,23 @@ class MinHash:
         return smallest
 
     def duplicates(
-        self, facts_files: Sequence[Path], work: Path, log: Callable[[str], None] = lambda line: None
+        self,
+        facts_files: Sequence[Path],
+        work: Path,
+        log: Callable[[str], None] = lambda line: None,
+        earlier: Sequence[Duplicates] = (),
     ) -> Duplicates:
         """Verdicts on the documents of all units. Safe to kill: the next call goes on and gives the same."""
         keys = [(band,) for band in range(self.bands)]
         return find_duplicates(
-            facts_files, self.columns, keys, self.settings, work, memory_bytes=self.memory_bytes, log=log
+            facts_files,
+            self.columns,
+            keys,
+            self.settings,
+            work,
+            memory_bytes=self.memory_bytes,
+            log=log,
+            earlier=earlier,
         )
 
     def _keys(self, signature: UInt32[np.ndarray, " h"]) -> UInt64[np.ndarray, " k"]:

@@ -41,7 +41,13 @@ class Deduplicator(Protocol):
 
     def facts(self, texts: Sequence[str]) -> UInt64[np.ndarray, "n k"]: ...
 
-    def duplicates(self, facts_files: Sequence[Path], work: Path, log: Callable[[str], None] = ...) -> Duplicates: ...
+    def duplicates(
+        self,
+        facts_files: Sequence[Path],
+        work: Path,
+        log: Callable[[str], None] = ...,
+        earlier: Sequence[Duplicates] = ...,
+    ) -> Duplicates: ...
 
 
 @dataclass(frozen=True)

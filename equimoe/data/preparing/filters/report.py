@@ -60,7 +60,8 @@ class Tally:
         share = 100 * self.documents / max(self.of_documents, 1)
         shown = "; ".join(map(str, self.examples[:examples]))
         return (
-            f"{self.name}: removed {self.documents:,} of {self.of_documents:,} documents ({share:.1f} %),"
+            f"{self.name}: removed {self.documents:,} of {self.of_documents:,} document{'s' * (self.of_documents != 1)}"
+            f" ({share:.1f} %),"
             f" {_size(self.text_bytes)}{shown and f'; e.g. {shown}'}"
         )
 
@@ -84,4 +85,4 @@ def _size(count: int) -> str:
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return f"{count / factor:.1f} {unit}"
-    return f"{count} bytes"
+    return f"{count} byte{'s' * (count != 1)}"

@@ -1,0 +1,36 @@
+"""The recipe of a run that goes on from another one: `equimoe.continued`, for recipe files of later stages.
+
+    parent = continued("runs/hero", step=312_192)
+    dataclasses.replace(parent, name="midtrain", model=..., mixture=...)
+
+Plain Python, no JAX: `equimoe show` and `plan` of such a recipe read recipe.json of the parent and no weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from equimoe.errors import EquimoeError
+from equimoe.recipe.recipe_json import read_recipe
+from equimoe.recipe.record import TAKEN, InitFrom, Recipe
+from equimoe.recipe.run_folder import checkpoint_steps, find_run
+
+__all__ = ["continued"]
+
+
+def continued(run: str, step: int | None = None, take: tuple[str, ...] = TAKEN) -> Recipe:
+    """The recipe of `run`, that begins where it was at `step` (None: its newest checkpoint) and takes all over.
+
+    `run`: a name under runs/, or a path. EquimoeError if there is no such run or checkpoint.
+    """
+    folder = find_run(run).absolute()
+    steps = checkpoint_steps(folder)
+    if not steps or (step is not None and step not in steps):
+        raise EquimoeError(
+            "step",
+            f"must be a checkpoint of {folder}, it has {', '.join(map(str, steps)) or 'none'}",
+            "Name one of them" if steps else "Train it first",
+            value=step,
+        )
+    init = InitFrom(source=str(folder), step=steps[-1] if step is None else step, take=take)
+    return dataclasses.replace(read_recipe(folder)[0], init_from=init)
