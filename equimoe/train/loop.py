@@ -134,6 +134,9 @@ def resume_run(
     if given is not None:
         recipe = dataclasses.replace(concrete(with_commits_of(given, before)), name=before.name)
         recipe = with_weights_of(recipe, before, provenance.get("weights_given", {}))
+        left_out = {*recipe.schedule.skipped_batches, *before.schedule.skipped_batches}  # by going back
+        schedule = dataclasses.replace(recipe.schedule, skipped_batches=tuple(sorted(left_out)))
+        recipe = dataclasses.replace(recipe, schedule=schedule)
     changes = list(overrides) if given is None else differences(before, recipe)
     steps = processes.as_first("checkpoints", checkpoint.committed_steps(run / "checkpoints"))
     begun = IMPORTED not in provenance or steps != [0]

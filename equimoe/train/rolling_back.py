@@ -23,7 +23,7 @@ from equimoe.recipe.recipe_json import read_recipe, recipe_to_json
 from equimoe.train import checkpoint
 from equimoe.train.metrics import RunLog
 
-__all__ = ["RolledBack", "again_after_roll_back", "roll_back", "times_rolled_back"]
+__all__ = ["RolledBack", "again_after_roll_back", "roll_back", "why_not_back"]
 
 ROLLED_BACK = "rolled_back"  # in the provenance of recipe.json, one entry a time; and the event
 
@@ -51,9 +51,14 @@ def again_after_roll_back(start: Callable[..., None], resume: Callable[..., None
     return go_on
 
 
-def times_rolled_back(run: Path) -> int:
-    """How often this run has gone back so far."""
-    return len(read_recipe(run)[1].get(ROLLED_BACK, []))
+def why_not_back(run: Path, flag: Flag, most: int) -> str | None:
+    """Why the run does not go back, None: it does. To its beginning only where that loses no checkpoint."""
+    if len(read_recipe(run)[1].get(ROLLED_BACK, [])) >= most:
+        return f"the run has gone back {most} times"
+    steps = checkpoint.committed_steps(run / "checkpoints")
+    if steps and steps[0] >= flag.first_step:
+        return f"no checkpoint before step {flag.first_step} is left (checkpoints.keep)"
+    return None
 
 
 def roll_back(run: Path, flag: Flag, log: RunLog) -> str:

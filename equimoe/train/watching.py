@@ -28,7 +28,7 @@ from equimoe.ladder.predictions import Prediction, read_prediction
 from equimoe.parallel.processes.together import ALONE, Processes
 from equimoe.recipe import Recipe
 from equimoe.train.metrics import RunLog, read_lines
-from equimoe.train.rolling_back import ROLLED_BACK, roll_back, times_rolled_back
+from equimoe.train.rolling_back import ROLLED_BACK, roll_back, why_not_back
 
 __all__ = ["Watch", "given_prediction", "keep_prediction"]
 
@@ -115,9 +115,11 @@ class Watch:
         """Whether the run is to go back; in all processes. If not, what asked for something asks to stop."""
         asked = self._asked
         back = asked is not None and self._recipe.policies.of(asked.monitor) == "roll_back"
-        if back and times_rolled_back(self._run) >= self._recipe.monitors.most_roll_backs:
-            self._say(f"the run has gone back {self._recipe.monitors.most_roll_backs} times; stopping instead")
-            back = False
+        if asked is not None and back:
+            instead = why_not_back(self._run, asked, self._recipe.monitors.most_roll_backs)
+            if instead is not None:
+                self._say(f"{instead}; stopping instead")
+                back = False
         return self._processes.as_first("whether to go back", back)
 
     def go_back(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from tiny_runs import compile_once, die_at, equimoe, restored
 
 from equimoe.data.rows import Rows
 from equimoe.errors import STOPPED_BY_POLICY, EquimoeError
+from equimoe.ladder.monitors.flag import Flag
 from equimoe.recipe import Checkpoints, Expected, Logging, Monitors, Policies
 from equimoe.recipe.batches import BatchNumbers, batch_number
 from equimoe.recipe.recipe_json import read_recipe, recipe_to_json
-from equimoe.train import checkpoint, from_recipe, loop, rolling_back
+from equimoe.train import checkpoint, from_recipe, loop, or_resume, rolling_back
 from equimoe.train.checkpoint import _by_name, committed_steps
 from equimoe.train.metrics import read_lines
 from equimoe.train.watching import Watch
@@ -356,6 +358,23 @@ def test_it_goes_back_so_many_times_and_then_stops(tiny, tmp_path, bad_batches, 
     assert caught.value.exit_code == STOPPED_BY_POLICY
     assert "the run has gone back 1 times; stopping instead\n" in capsys.readouterr().out
     assert read_recipe(run)[0].schedule.skipped_batches == (9,)
+
+
+def test_it_does_not_go_back_to_the_beginning_because_older_checkpoints_went(stopped, monkeypatch):
+    """Two are kept, and a shift is said twenty steps behind its first one."""
+    flag = Flag("level_shifts", 8, 3, "loss", 1.0, (None, None), "x")
+    why = "no checkpoint before step 3 is left (checkpoints.keep)"
+    assert rolling_back.why_not_back(stopped, flag, 3) == why
+    assert rolling_back.why_not_back(stopped, dataclasses.replace(flag, first_step=5), 3) is None
+
+
+def test_a_job_that_is_started_again_with_its_recipe_goes_on_after_the_run_went_back(tiny, tmp_path, bad_batches):
+    run, recipe = tmp_path / "run", going_back(tiny)
+    loop.train_recipe(recipe, run)
+    shutil.rmtree(run / "checkpoints" / "12")
+    or_resume.train_or_resume(recipe, run)
+    assert read_recipe(run)[0].schedule.skipped_batches == BAD_BATCHES
+    assert committed_steps(run / "checkpoints")[-1] == 12
 
 
 @pytest.mark.slow
