@@ -166,7 +166,7 @@ def prepare(
                 max_characters=max_characters,
                 min_words=min_words,
                 language_probability=language_probability,
-                decontaminate_field=text_field,
+                decontaminate_field=text_field if decontaminate else "text",
                 ngram=ngram,
             ),
             shard_tokens=shard_tokens,

@@ -219,12 +219,12 @@ def parsed_header(
     The remedies: `unreadable`, where it is no JSON; `foreign`, of another format; `again`, what makes a newer one.
     """
     try:
-        header = json.loads(raw)
+        header = json.loads(raw, object_pairs_hook=no_name_twice)
     except (ValueError, RecursionError) as error:
         raise EquimoeError(subject, f"{name} must be readable JSON, but: {error}", unreadable) from error
     if not isinstance(header, dict) or header.get("format") != known[0]:
         raise EquimoeError(subject, f"{name} must say format {known[0]!r}", foreign)
-    if header.get("version") != known[1]:
+    if header.get("version") != known[1] or isinstance(header["version"], bool):
         rule = f"version must be {known[1]} for this release"
         raise EquimoeError(subject, rule, f"Upgrade equimoe, or {again}", value=header.get("version"))
     return header

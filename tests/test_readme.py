@@ -15,7 +15,7 @@ def files_of_the_tree() -> set[str]:
     found, folders = set(), {}
     for line in block.strip("\n").splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
-        names = re.match(r"\s*((?:[\w./]+ ?)+?)(?:\s{2,}|$)", line).group(1).split()
+        names = re.match(r"\s*([\w./]+(?: [\w./]+)*?)(?:\s{2,}|$)", line).group(1).split()
         parent = "".join(folders[d] for d in sorted(folders) if d < depth)
         if names[0].endswith("/"):
             folders = {d: f for d, f in folders.items() if d < depth} | {depth: names[0]}

@@ -70,6 +70,8 @@ def _checked(header: Mapping[str, Any]) -> dict[str, tuple[ShardEntry, ...]]:
     for name in ("tokenizer_sha256", "corpus_sha256"):
         _require_hash(name, header.get(name))
     cells = _mapping("cells", header.get("cells"))
+    if not cells:
+        raise ValueError("it lists no cell")
     _mapping("record", header.get("record"))
     shards = {}
     for name, cell in cells.items():
@@ -98,7 +100,7 @@ def _shards(name: str, cell: Mapping[str, Any]) -> tuple[ShardEntry, ...]:
         before = number
     total = _mapping(f"train of cell {name}", cell.get(TRAIN))
     for count in COUNTS:
-        if total.get(count) != sum(getattr(entry, count) for entry in entries):
+        if type(total.get(count)) is not int or total[count] != sum(getattr(entry, count) for entry in entries):
             raise ValueError(f"cell {name} has {_said(total.get(count))} {count}, its shards have others")
     if "heldout" not in cell:
         raise ValueError(f"cell {name} says nothing of heldout")

@@ -229,9 +229,10 @@ class CellStore:
         subject, rule = f"store {self.location}", f"{TOKENIZER} must be the one that the store was written with"
         try:
             text = self.place.read(TOKENIZER).decode()
-        except (FileNotFoundError, UnicodeDecodeError) as error:
-            missing = isinstance(error, FileNotFoundError)
-            raise EquimoeError(subject, f"{rule}, it is {'missing' if missing else 'no text'}", _AGAIN) from error
+        except FileNotFoundError as error:
+            raise EquimoeError(subject, f"{rule}, it is missing", _AGAIN) from error
+        except (IsADirectoryError, NotADirectoryError, UnicodeDecodeError) as error:
+            raise EquimoeError(subject, f"{rule}, it is no text", _AGAIN) from error
         tokenizer = parse_tokenizer(text, f"{self.location}/{TOKENIZER}", self.vocabulary)
         if tokenizer.sha256 != self.tokenizer_sha256:
             raise EquimoeError(subject, rule, _AGAIN)
@@ -244,6 +245,7 @@ class CellStore:
             found = self._damaged(folder, entry)
             log(f"{folder}: {'damaged' if found else 'as written'}")
             damaged += found
+        damaged += [f"{folder} (which {HEADER} does not list)" for folder in self._not_listed()]
         try:
             self.tokenizer()
         except EquimoeError as error:
@@ -253,6 +255,20 @@ class CellStore:
                 f"store {self.location}", f"files must be as they were written, {'; '.join(damaged)} are not", _AGAIN
             )
 
+    def _not_listed(self) -> list[str]:
+        """Folders of shards here that the header says nothing of: it was changed, or they were put there."""
+        if not isinstance(self.place, Folder):
+            return []
+        root, listed = Path(self.place.location), self._folders()
+        there = [
+            path.parent for part in (f"{TRAIN}/*/*", f"{HELDOUT}/*") for path in root.glob(f"{part}/{SHARD_HEADER}")
+        ]
+        return sorted({path.relative_to(root).as_posix() for path in there} - set(listed))
+
+    def opened(self, entry: ShardEntry) -> TokenStore:
+        """A shard, compared with the header, and not kept open."""
+        return self._first_opened(entry)
+
     def _damaged(self, folder: str, entry: Mapping[str, Any]) -> list[str]:
         try:
             sums = self._shard_header(folder, entry)["sha256"]
@@ -261,7 +277,9 @@ class CellStore:
                 for name in (TOKENS, DOCUMENTS, TEXT_BYTES)
                 if self.place.sha256(f"{folder}/{name}") != sums[name]
             ]
-        except (EquimoeError, OSError) as error:
+        except EquimoeError as error:
+            return [f"{folder} ({error.rule})"]
+        except OSError as error:
             return [f"{folder} ({error})"]
 
     def _folders(self) -> dict[str, Mapping[str, Any]]:

@@ -102,6 +102,8 @@ def stats_of(subject: Subject, *, fast: bool = False, log: Log = lambda line: No
 
 def store_stats(store: CellStore, *, fast: bool = False, log: Log = lambda line: None) -> StoreStats:
     """Count a store. Shards are opened one at a time, and not kept: nothing is to grow with the store."""
+    if not fast:
+        store.tokenizer()  # refuses one that was exchanged
     told = _Told(sum(len(store.cell(name).shards) for name in store.cells), log)
     tokens = {"train": sum(store.tokens.values()), "heldout": 0}
     counts = {name: store.header["cells"][name]["heldout"] for name in store.cells}
@@ -111,7 +113,7 @@ def store_stats(store: CellStore, *, fast: bool = False, log: Log = lambda line:
         cell, own, held = store.cell(name), LengthCounter(), LengthCounter()
         if not fast:
             for entry in cell.shards:
-                _count(store.place.shard(entry.folder), (entry.documents, entry.tokens), own)
+                _count(store.opened(entry), (entry.documents, entry.tokens), own)
                 told.one_more()
             if counts[name] is not None:
                 expected = (counts[name]["documents"], counts[name]["tokens"])

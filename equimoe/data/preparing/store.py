@@ -69,6 +69,7 @@ def prepare_store(
     started = time.monotonic()
     refuse_address("out", out)
     out = expanded(out)
+    _refuse_inside_a_store(out)
     asked = DEFAULT_VOCABULARY if vocabulary is None else vocabulary
     _check(Settings.of(data, asked, filters, shard_tokens, keep_order), running)
     held = _held(out)
@@ -83,6 +84,7 @@ def prepare_store(
     record = _record(plan, settings, given)
     if is_store(out):
         return _finished(out, record, log)
+    _make_folder(out)
     waiting = (lambda: log(f"data: another process prepares {out}; waiting for it")) if wait else None
     with writing(out), locked_folder(out / WORK, _busy(out), waiting):
         if is_store(out):  # finished by another process a moment ago
@@ -130,6 +132,25 @@ def _check(settings: Settings, running: Running) -> None:
         from equimoe.data.preparing.executors import refuse_missing
 
         refuse_missing(running.executor)
+
+
+def _refuse_inside_a_store(out: Path) -> None:
+    inside = next((folder for folder in out.absolute().parents if is_store(folder)), None)
+    if inside is not None:
+        raise EquimoeError(
+            "out", f"must not lie inside of a store, it is in {inside}", "Name another folder", value=str(out)
+        )
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        (out / WORK).mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:  # of file systems that make no folders, such as /proc
+        raise EquimoeError(
+            "out", "must be a place where folders can be made", "Name another", value=str(out)
+        ) from error
+    except OSError:
+        pass  # said in a moment, with what to do
 
 
 def _cut_if_alone(data: Data, plan: Plan, log: Log) -> Data:

@@ -306,7 +306,8 @@ def refuse_bad_lines(count: int, most: int, last: str) -> None:
     raise EquimoeError(
         "bad lines",
         f"at most {most:,} may be skipped, the last one is {last}",
-        "Repair them, or allow more with --bad-lines; what is finished is kept",
+        "Repair them, name the field that holds the text (--text-field), or allow more with --bad-lines; what is"
+        " finished is kept",
         value=count,
     )
 
