@@ -14,11 +14,11 @@ from typing import Any
 
 from equimoe.errors import EquimoeError, Problems
 from equimoe.recipe.fields import leaves
-from equimoe.recipe.record import Recipe
+from equimoe.recipe.record import EarlierPlan, Recipe, Schedule
 
 __all__ = ["differences", "model_trajectory", "refuse_changes", "refuse_edited", "trajectory"]
 
-STAGES = "mixture.stages."
+STAGES, PLANS, LENGTH = "mixture.stages.", "schedule.earlier.", "schedule.steps"
 FREE_GROUPS = ("checkpoints", "evaluation", "evals", "samples", "loading", "logging", "mesh", "purpose", "cost")
 MODEL, TOKENIZER, PATH = "model.", "data.tokenizer", "data.path"
 # Where the data and the tokenizer lie may change: their hashes, kept in recipe.json, may not.
@@ -61,6 +61,13 @@ def refuse_changes(before: Recipe, after: Recipe, *, begun: bool = True, step: i
             f"decides what the run computes, it began with {value!r}",
             f"start a new run for it; `resume` takes {taken}",
         )
+    problems.require(
+        after.schedule.plans == before.schedule.plans or not begun,
+        PLANS.removesuffix("."),
+        ", ".join(f"{planned} until {until}" for until, planned in after.schedule.plans),
+        "are the plans that the run followed",
+        "use `equimoe replan` for another length",
+    )
     for name in (after.mixture.stages.keys() - before.mixture.stages.keys()) if begun else ():
         from_step = after.mixture.stages[name].from_step
         problems.require(
@@ -76,13 +83,20 @@ def refuse_changes(before: Recipe, after: Recipe, *, begun: bool = True, step: i
 def refuse_edited(kept: Mapping[str, Any], recipe: Recipe, where: str, *, step: int = 0) -> None:
     """EquimoeError if recipe.json no longer says what the checkpoint at `where`, of `step`, was trained with.
 
-    A setting that `kept` lacks is younger than the checkpoint; its default is what was done before it existed.
+    A setting that `kept` lacks is younger than the checkpoint; its default is what was done before it existed. Of the
+    plans those count that decided the steps up to `step`: `replan` changes what comes after.
     """
     now = {**{path: None for path in kept if path.startswith(STAGES)}, **trajectory(recipe)}
-    planned = [plan for until, plan in recipe.schedule.plans if until >= step]  # of `replan`: in force at that step
-    if planned and kept.get("schedule.steps") == planned[0]:
-        now["schedule.steps"] = planned[0]
-    differing = [f"{path} {kept[path]!r} -> {now[path]!r}" for path in now if path in kept and kept[path] != now[path]]
+    paths = [path for path in now if path != LENGTH and not path.startswith(PLANS)]
+    differing = [
+        f"{path} {kept[path]!r} -> {now[path]!r}" for path in paths if path in kept and kept[path] != now[path]
+    ]
+    if LENGTH in kept:
+        before, after = _kept_schedule(kept).followed(step), recipe.schedule.followed(step)
+        if before[0] != after[0]:
+            differing.append(f"{PLANS}* {before[0]} -> {after[0]}")
+        if before[1] != after[1]:
+            differing.append(f"{LENGTH} {before[1]} -> {after[1]}")
     for name, stage in recipe.mixture.stages.items():
         path = f"{STAGES}{name}.from_step"
         differing += [f"{path} -> {stage.from_step}"] if path not in kept and stage.from_step < step else []
@@ -93,6 +107,14 @@ def refuse_edited(kept: Mapping[str, Any], recipe: Recipe, where: str, *, step: 
             "Put the old values back, or start a new run",
             value=where,
         )
+
+
+def _kept_schedule(kept: Mapping[str, Any]) -> Schedule:
+    """The plans that a checkpoint kept."""
+    names = dict.fromkeys(path.split(".")[2] for path in kept if path.startswith(PLANS))
+    plans = [EarlierPlan(kept[f"{PLANS}{name}.until_step"], kept[f"{PLANS}{name}.steps"]) for name in names]
+    plans.sort(key=lambda plan: plan.until_step)
+    return Schedule(kept[LENGTH], 1, earlier={str(number): plan for number, plan in enumerate(plans)})
 
 
 def _fixed(recipe: Recipe) -> dict[str, Any]:
