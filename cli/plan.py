@@ -335,7 +335,7 @@ def replan(
     [bold]Examples[/bold]
 
       equimoe replan hero
-      equimoe replan hero --days 60 --hosts 640
+      equimoe replan hero --days 60 --hosts 512
       equimoe replan tiny --tokens 3e5 --why "the laptop is needed" --write
     """
     from contextlib import redirect_stdout
@@ -365,9 +365,10 @@ def replan(
     if write and not as_json:
         typer.echo(f"planned anew from step {found.step:,}: equimoe resume {typed(run)}")
     elif changes and not as_json:
+        alike = (f"--like {typed(each)}" for each in like or ())
         typer.echo(
             "nothing was changed; this makes the last column the plan: "
-            f"equimoe replan {typed(run)} --steps {new.steps} --write"
+            + " ".join(["equimoe replan", typed(run), f"--steps {new.steps}", *alike, "--write"])
         )
 
 

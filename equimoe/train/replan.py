@@ -392,7 +392,7 @@ def _reading(found: Situation, recipe: Recipe) -> tuple[tuple[int, ...], float |
         within = zip(segments, begun, strict=True)
         _check_phases(found, recipe, {segment.phase for segment, step in within if step < recipe.schedule.steps})
     table = mixed.table(recipe.data_sequences, batch_sequences=batch)
-    return tuple(step for step in begun if step > found.step), max(cell.epochs for cell in table.cells)
+    return tuple(step for step in begun if step >= found.step), max(cell.epochs for cell in table.cells)
 
 
 def _check_phases(found: Situation, recipe: Recipe, reached: set[int]) -> None:
@@ -425,7 +425,10 @@ def _loss(found: Situation, recipe: Recipe, gains: Gains, phases: tuple[int, ...
 def _duration(days: float | None) -> str:
     if days is None:
         return "-"
-    return f"{days:.1f} days" if days >= 2 else f"{24 * days:.1f} hours" if days * 24 >= 2 else f"{1440 * days:.0f} min"
+    for unit, per_day in (("days", 1), ("hours", 24), ("min", 24 * 60)):
+        if days * per_day >= 2:
+            return f"{days * per_day:.1f} {unit}"
+    return f"{days * SECONDS_A_DAY:.0f} s"
 
 
 def _date(days: float | None) -> str:
