@@ -8,7 +8,7 @@ import math
 import shutil
 
 import pytest
-from tiny_runs import compile_once
+from tiny_runs import compile_once, die_at
 
 from equimoe.errors import EquimoeError
 from equimoe.optim.rates import planned
@@ -45,7 +45,11 @@ def replan(run, why="", **wish):
     return options
 
 
-def test_half_the_tokens_by_hand(tiny, at_4):
+def killed(*_):
+    raise RuntimeError("killed")
+
+
+def test_half_the_tokens_by_hand(tiny, at_4, monkeypatch):
     before = rates(tiny.run)
     options = replan(at_4, tokens=6 * 256, why="the laptop is needed")
     assert [option.recipe.schedule.steps for option in options] == [12, 6]
@@ -54,6 +58,9 @@ def test_half_the_tokens_by_hand(tiny, at_4):
     assert recipe == options[-1].recipe and provenance["replanned"][0]["steps"] == [12, 6]
     assert provenance["replanned"][0]["why"] == "the laptop is needed"
     assert read_lines(at_4 / "events.jsonl")[-1]["event"] == "replanned"
+    with monkeypatch.context() as patches, pytest.raises(RuntimeError, match="killed"):
+        die_at("in the step", 6, killed, patches.setattr)  # before the first checkpoint of the new plan
+        loop.resume_run(at_4)
     loop.resume_run(at_4)
     after, peak = rates(at_4), 0.05
     assert list(after) == list(range(1, 7)) and [after[s] for s in range(1, 6)] == [before[s] for s in range(1, 6)]

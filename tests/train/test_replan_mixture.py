@@ -74,6 +74,15 @@ def test_phases_and_epochs_of_a_shorter_run_by_hand(finished, at_4):
         assert lines[-1][f"cell_epochs/{name}"] == pytest.approx(read[name] / rows[name])
 
 
+def test_simulated_epoching_keeps_the_share_of_the_first_plan(at_4):
+    """Half the rows of each cell, as 12 of 24 steps; with 10 of 24 they would be read 2.4 times as often."""
+    found = look_at(at_4)
+    mixture = dataclasses.replace(MIXTURE, simulated_tokens=24 * 8 * 32)
+    half = dataclasses.replace(found, recipe=dataclasses.replace(found.recipe, mixture=mixture))
+    read_once, read_twice = (options_for(each, Wish(steps=10))[-1].epochs for each in (found, half))
+    assert read_twice == pytest.approx(2 * read_once, rel=0.05)
+
+
 @pytest.mark.slow
 def test_it_goes_on_as_a_new_run_from_that_checkpoint_would(at_4, tmp_path):
     """Two ways to the same steps, bit for bit: the run planned anew, and a child that takes over everything."""
