@@ -2,8 +2,9 @@
 
 Importing this file imports no jax and no numpy, so that help and shell completion answer at once; each command
 imports the library inside its body. Exit codes: 0 success, 2 a mistake that the message says how to repair,
-75 nothing is wrong with the command but it cannot go on now (another process of the run was lost or did not come),
-130 stopped by Ctrl-C, 143 by SIGTERM, 1 a gate that is not passed, or a fault of ours (with a traceback).
+3 a monitor stopped the run, 75 nothing is wrong with the command but it cannot go on now (another process of the run
+was lost or did not come), 130 stopped by Ctrl-C, 143 by SIGTERM, 1 a gate that is not passed, or a fault of ours (with
+a traceback).
 """
 
 from __future__ import annotations

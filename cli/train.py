@@ -45,6 +45,10 @@ def train(
         typer.Option(metavar="NAME_OR_PATH", help="A name (runs/NAME) or a folder; default: the recipe's name."),
     ] = None,
     data: DataPaths = None,
+    prediction: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="What each evaluation should give: short for expected.prediction=FILE."),
+    ] = None,
     or_resume: Annotated[
         bool, typer.Option("--or-resume", help="Go on with the run if it has begun: for jobs that are started again.")
     ] = False,
@@ -74,7 +78,8 @@ def train(
     from equimoe.recipe.run_folder import has_begun, new_run, run_path
 
     place = find_place(meeting, processes, process)
-    resolved = resolve(recipe, [*(overrides or ()), *data_overrides(data)])
+    expected = [] if prediction is None else [f"expected.prediction={prediction}"]
+    resolved = resolve(recipe, [*(overrides or ()), *data_overrides(data), *expected])
     name = resolved.recipe.name
     # Of many processes, process 0 looks into the folder for all, once they have met.
     folder = run_path(name if run is None else run) if or_resume else new_run(run, name)
@@ -108,7 +113,8 @@ def resume(
 ) -> None:
     """Continue a run from its newest checkpoint, exactly as if it had never stopped.
 
-    Changes are those that leave alone what it computes: checkpoints, evaluation, evals, samples, logging, mesh. Before
+    Changes are those that leave alone what it computes: checkpoints, evaluation, evals, samples, logging, mesh,
+    and those of how it is watched: expected, monitors, policies. Before
     the first step of imported weights (`equimoe import`) they may be any, but of the model and its tokenizer.
 
     [bold]Examples[/bold]

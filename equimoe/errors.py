@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["MISTAKE", "TRY_AGAIN", "EquimoeError", "Problems", "first_line", "renamed"]
+__all__ = ["MISTAKE", "STOPPED_BY_POLICY", "TRY_AGAIN", "EquimoeError", "Problems", "first_line", "renamed"]
 
 # Exit codes of the command line. A job file goes by them: who repeats a mistake only burns its machines.
 MISTAKE = 2
+STOPPED_BY_POLICY = 3  # a run left its path, and its recipe asked for this: a person should look at it
 TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with what was asked, the same command may succeed later
 
 

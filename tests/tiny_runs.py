@@ -154,6 +154,8 @@ def _built(config: Any, seed: int) -> Any:
 
 @cache
 def _programs() -> dict[str, Callable]:
+    import dataclasses
+
     import jax
 
     from equimoe.recipe import Recipe
@@ -164,6 +166,7 @@ def _programs() -> dict[str, Callable]:
     steps, states, optimizers = {}, {}, {}
 
     def optimizer_of(model, optimizer, schedule):
+        schedule = dataclasses.replace(schedule, skipped_batches=())  # what is read is no part of the program
         name = repr((model, optimizer, schedule))  # a schedule holds a dict, which has no hash
         if name not in optimizers:
             made = Recipe(name="x", model=model, optimizer=optimizer, schedule=schedule)

@@ -56,7 +56,7 @@ class Batches:
     def __init__(
         self,
         rows: RowSource,
-        numbers: range,
+        numbers: Sequence[int],
         batch_rows: int,
         parts: Sequence[tuple[int, int]],
         *,
@@ -149,7 +149,7 @@ class _Source:
     """What grain reads from: element i is batch `numbers[i]`."""
 
     rows: RowSource
-    numbers: range
+    numbers: Sequence[int]
     batch_rows: int
     parts: tuple[tuple[int, int], ...]
     for_pickle: bool

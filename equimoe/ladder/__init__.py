@@ -1,1 +1,1 @@
-"""The scaling ladder: laws from small runs, what they predict of a large one, and how sure that is. No JAX."""
+"""What a run is expected to do: laws from small runs, predictions, and monitors of a run that goes. No JAX."""

@@ -7,6 +7,7 @@ one of its processes made a mistake, else the highest):
 
     0            the run is done
     2, 126, 127  a mistake: the Job ends
+    3            a monitor stopped the run, as its recipe asks: saved, the Job ends
     143          stopped by SIGTERM (a drained host, a preemption), saved: again, not counted
     others       (75: another pod was lost): again, counted for each pod by itself
 
@@ -127,12 +128,12 @@ spec:
   maxFailedIndexes: 0
   podFailurePolicy:
     rules:
-    # A mistake would be made again.
+    # A mistake would be made again; 3: a monitor stopped the run, a person should look at it.
     - action: FailJob
       onExitCodes:
         containerName: train
         operator: In
-        values: [2, 126, 127]
+        values: [2, 3, 126, 127]
     # A host that is drained or taken away; and the other pods, which save and stop with it.
     - action: Ignore
       onPodConditions:

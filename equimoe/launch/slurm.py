@@ -4,6 +4,7 @@ What an end means, by srun's exit code, which is the highest of all processes:
 
     0            the run is done
     2            a mistake: the same command would make it again
+    3            a monitor stopped the run, as its recipe asks: saved, a person should look at it
     130          stopped by a person (scancel --signal=INT): saved, stays stopped
     143          stopped before the time limit, saved: again
     75           a process was lost or did not come: again
@@ -146,6 +147,7 @@ again=no
 case $code in
   0) reason="the run is done" ;;
   2 | 126 | 127) reason="a mistake, see above: it would be made again" ;;
+  3) reason="a monitor stopped the run, which is saved, see above" ;;
   130) reason="stopped by a person" ;;
   75) again=yes reason="a process was lost or did not come" ;;
   143) again=yes reason="stopped before the time limit" ;;

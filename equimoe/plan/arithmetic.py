@@ -27,7 +27,7 @@ from equimoe.parallel.layout import has_lengths, mesh_shape
 from equimoe.parallel.mesh_fit import meshes_that_work, nearest_batch, remedy_naming, require_mesh
 from equimoe.parallel.program import GPU, Program
 from equimoe.plan.memory import GIB, Memory, StateBytes, memory_of
-from equimoe.recipe import Mesh, Recipe
+from equimoe.recipe import Mesh, Monitors, Recipe
 from equimoe.recipe.fields import leaves
 
 __all__ = [
@@ -296,9 +296,9 @@ def machine_lines(recipe: Recipe, machine: Mapping[str, Any], program: Program) 
 
 
 def _field_lines(recipe: Recipe) -> list[str]:
-    rows = []
+    rows, usual = [], dict(leaves(Monitors(), "monitors."))  # two dozen limits that hardly anybody changes
     for path, value in leaves(recipe):
-        if path not in ("purpose", "cost", "name"):
+        if path not in ("purpose", "cost", "name") and (path not in usual or usual[path] != value):
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             rows.append(f"  {path}={shown.lower() if value is None or isinstance(value, bool) else shown}")
     return ["Recipe (each line can be given to `train` as it stands, with another value)", *rows]

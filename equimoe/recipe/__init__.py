@@ -1,5 +1,6 @@
 """What to run: the record, how a command line becomes one, how a run folder keeps it. Plain Python, no JAX."""
 
+from equimoe.recipe.policy import Expected, Monitors, Policies, Policy
 from equimoe.recipe.record import (
     Checkpoints,
     Data,
@@ -22,6 +23,7 @@ __all__ = [
     "Checkpoints",
     "Data",
     "Evaluation",
+    "Expected",
     "HeldOutSet",
     "InitFrom",
     "Loading",
@@ -29,6 +31,9 @@ __all__ = [
     "Mesh",
     "Mixture",
     "MixtureStage",
+    "Monitors",
+    "Policies",
+    "Policy",
     "Transport",
     "Optimizer",
     "Recipe",

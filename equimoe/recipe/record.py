@@ -16,6 +16,8 @@ from typing import Any
 
 from equimoe.config import ModelConfig
 from equimoe.errors import Problems
+from equimoe.recipe.batches import batch_number
+from equimoe.recipe.policy import Expected, Monitors, Policies
 
 __all__ = [
     "Checkpoints",
@@ -131,6 +133,7 @@ class Schedule:
     warmup_fraction: float = 0.01
     final_fraction: float = 0.05
     earlier: Mapping[str, EarlierPlan] = field(default_factory=dict)
+    skipped_batches: tuple[int, ...] = ()  # numbers, from 0, of batches that are not read; `roll_back` adds to them
 
     @property
     def first_steps(self) -> int:
@@ -318,6 +321,12 @@ _RULES: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
         "mixture.shares",
     ),
     (
+        "must be numbers from 0, each once, ascending",
+        "sort them",
+        lambda v: all(n >= 0 for n in v) and all(a < b for a, b in zip(v, v[1:], strict=False)),
+        "schedule.skipped_batches",
+    ),
+    (
         f"must be among {', '.join(TAKEN)}, weights with them",
         "add weights",
         lambda v: "weights" in v and set(v) <= set(TAKEN) and len(set(v)) == len(v),
@@ -369,6 +378,9 @@ class Recipe:
     init_from: InitFrom = field(default_factory=InitFrom)
     mesh: Mesh = field(default_factory=Mesh)
     transport: Transport = field(default_factory=Transport)
+    expected: Expected = field(default_factory=Expected)
+    monitors: Monitors = field(default_factory=Monitors)
+    policies: Policies = field(default_factory=Policies)
     compute_dtype: str = "auto"  # auto: bfloat16 on an accelerator, float32 on CPU
     seed: int = 0
     purpose: str = ""
@@ -410,6 +422,7 @@ class Recipe:
             "name one, or leave samples.every_steps out",
         )
         self._check_evals(problems)
+        self._check_policies(problems)
         problems.raise_if_any()
 
     def _check_plans(self, problems: Problems) -> None:
@@ -451,6 +464,13 @@ class Recipe:
                     "use a positive number",
                 )
 
+    def _check_policies(self, problems: Problems) -> None:
+        for name, (policy, may) in self.policies.wrong().items():
+            rule = f"must be one of {', '.join(may)}"
+            problems.require(False, f"policies.{name}", policy, rule, "no single batch is to blame for it")
+        for name, rule, remedy in self.monitors.wrong():
+            problems.require(False, f"monitors.{name}", getattr(self.monitors, name), rule, remedy)
+
     def _at(self, path: str) -> Any:
         value: Any = self
         for name in path.split("."):
@@ -465,10 +485,15 @@ class Recipe:
     def total_tokens(self) -> int:
         return self.schedule.steps * self.tokens_per_step
 
+    def batch_of(self, step: int) -> int:
+        """The number of the batch of the data, from 0, that a step reads."""
+        return batch_number(self.schedule.skipped_batches, step - 1 - self.init_from.data_step)
+
     @property
     def data_sequences(self) -> int:
-        """Rows that the run reads of its data."""
-        return (self.schedule.steps - self.init_from.data_step) * self.schedule.batch_sequences
+        """Rows that the run goes through of its data, those of batches that are left out too."""
+        schedule = self.schedule
+        return (schedule.steps - self.init_from.data_step + len(schedule.skipped_batches)) * schedule.batch_sequences
 
     @property
     def planned_tokens(self) -> int:

@@ -9,17 +9,22 @@ was edited in between is found out.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from equimoe.errors import EquimoeError, Problems
+from equimoe.recipe.batches import batch_number
 from equimoe.recipe.fields import leaves
 from equimoe.recipe.record import EarlierPlan, Recipe, Schedule
 
 __all__ = ["differences", "model_trajectory", "refuse_changes", "refuse_edited", "trajectory"]
 
-STAGES, PLANS, LENGTH = "mixture.stages.", "schedule.earlier.", "schedule.steps"
-FREE_GROUPS = ("checkpoints", "evaluation", "evals", "samples", "loading", "logging", "mesh", "purpose", "cost")
+STAGES, SKIPPED = "mixture.stages.", "schedule.skipped_batches"
+PLANS, LENGTH = "schedule.earlier.", "schedule.steps"
+FREE_GROUPS = (
+    *("checkpoints", "evaluation", "evals", "samples", "loading", "logging", "mesh", "purpose", "cost"),
+    *("expected", "monitors", "policies"),
+)
 MODEL, TOKENIZER, PATH = "model.", "data.tokenizer", "data.path"
 # Where the data and the tokenizer lie may change: their hashes, kept in recipe.json, may not.
 _PLACES = ("name", PATH, TOKENIZER)
@@ -47,6 +52,7 @@ def refuse_changes(before: Recipe, after: Recipe, *, begun: bool = True, step: i
 
     `begun` False: no step was made from weights that were imported, so that only the model and its tokenizer are fixed.
     A stage of the mixture may be added that begins after `step`, the last one made: what was read stays what it was.
+    Batches may be left out that are read after `step`, for the same reason.
     `data.path` may change: its hash, kept in recipe.json, says whether it is the same data.
     """
     problems, now = Problems(f"changes to a run that {'has begun' if begun else 'was imported'}"), _fixed(after)
@@ -54,6 +60,10 @@ def refuse_changes(before: Recipe, after: Recipe, *, begun: bool = True, step: i
     if not begun:
         taken = "everything but the model and its tokenizer, until the first step"
     for path, value in _fixed(before).items():
+        if path == SKIPPED and begun:
+            wrong = _not_added(value, now[path], step - before.init_from.data_step)
+            problems.require(not wrong, path, now[path], wrong, "leave those before as they are")
+            continue
         problems.require(
             path == PATH or now.get(path) == value or not (begun or path.startswith(MODEL) or path == TOKENIZER),
             path,
@@ -87,16 +97,17 @@ def refuse_edited(kept: Mapping[str, Any], recipe: Recipe, where: str, *, step: 
     plans those count that decided the steps up to `step`: `replan` changes what comes after.
     """
     now = {**{path: None for path in kept if path.startswith(STAGES)}, **trajectory(recipe)}
-    paths = [path for path in now if path != LENGTH and not path.startswith(PLANS)]
-    differing = [
-        f"{path} {kept[path]!r} -> {now[path]!r}" for path in paths if path in kept and kept[path] != now[path]
-    ]
+    kept = {SKIPPED: [], **kept}
+    paths = [path for path in now if path in kept and path not in (SKIPPED, LENGTH) and not path.startswith(PLANS)]
+    differing = [f"{path} {kept[path]!r} -> {now[path]!r}" for path in paths if kept[path] != now[path]]
     if LENGTH in kept:
         before, after = _kept_schedule(kept).followed(step), recipe.schedule.followed(step)
         if before[0] != after[0]:
             differing.append(f"{PLANS}* {before[0]} -> {after[0]}")
         if before[1] != after[1]:
             differing.append(f"{LENGTH} {before[1]} -> {after[1]}")
+    if _not_added(kept[SKIPPED], now[SKIPPED], step - recipe.init_from.data_step):
+        differing.append(f"{SKIPPED} {kept[SKIPPED]!r} -> {now[SKIPPED]!r}")
     for name, stage in recipe.mixture.stages.items():
         path = f"{STAGES}{name}.from_step"
         differing += [f"{path} -> {stage.from_step}"] if path not in kept and stage.from_step < step else []
@@ -109,12 +120,22 @@ def refuse_edited(kept: Mapping[str, Any], recipe: Recipe, where: str, *, step: 
         )
 
 
+<<<<<<< HEAD
 def _kept_schedule(kept: Mapping[str, Any]) -> Schedule:
     """The plans that a checkpoint kept."""
     names = dict.fromkeys(path.split(".")[2] for path in kept if path.startswith(PLANS))
     plans = [EarlierPlan(kept[f"{PLANS}{name}.until_step"], kept[f"{PLANS}{name}.steps"]) for name in names]
     plans.sort(key=lambda plan: plan.until_step)
     return Schedule(kept[LENGTH], 1, earlier={str(number): plan for number, plan in enumerate(plans)})
+=======
+def _not_added(before: Sequence[int], after: Sequence[int], read: int) -> str:
+    """What is wrong if `after` is not `before` with batches added that come after the `read` ones that were read."""
+    if not set(before) <= set(after):
+        return f"must keep the batches that the run has left out, {list(before)}"
+    late = batch_number(before, read)
+    early = sorted(number for number in set(after) - set(before) if number < late)
+    return f"must leave out no batch that was read: {early}" if early else ""
+>>>>>>> main
 
 
 def _fixed(recipe: Recipe) -> dict[str, Any]:

@@ -39,6 +39,7 @@ __all__ = [
     "open_array",
     "read_layer",
     "read_position",
+    "remove_behind",
     "remove_incomplete",
     "remove_old",
     "restore",
@@ -126,6 +127,13 @@ def remove_old(folder: Path, *, keep: int, permanent_every: int | None = None) -
     for step in passing[:-keep]:
         if step != steps[-1]:
             _remove(folder / str(step))
+
+
+def remove_behind(folder: Path, step: int) -> None:
+    """Remove the checkpoints of later steps, the permanent ones too, the newest first."""
+    for later in reversed(committed_steps(folder)):
+        if later > step:
+            _remove(folder / str(later))
 
 
 def remove_incomplete(folder: Path) -> list[str]:

@@ -14,6 +14,7 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from equimoe.parallel.processes.meeting import Lost
 from equimoe.parallel.processes.together import ALONE, Processes
 from equimoe.plan.arithmetic import refuse_if_too_large
 from equimoe.recipe import Recipe, Transport
+from equimoe.recipe.batches import BatchNumbers
 from equimoe.recipe.recipe_json import new_provenance, read_recipe, recipe_to_json
 from equimoe.recipe.resolve import changed
 from equimoe.recipe.trajectory import differences, refuse_changes, refuse_edited
@@ -53,6 +55,7 @@ from equimoe.train.interrupt import Interrupt, stopped
 from equimoe.train.metrics import RunLog, read_lines, rewind
 from equimoe.train.placing import place_parts, place_rows, row_parts
 from equimoe.train.report import norms_due, rate_schedules, step_values
+from equimoe.train.rolling_back import RolledBack, again_after_roll_back
 from equimoe.train.run_data import RunData, check_same_data, prepare_run_data
 from equimoe.train.run_lock import held, refuse_unless_shared
 from equimoe.train.samples import samples_due, samples_missing, write_samples
@@ -61,12 +64,14 @@ from equimoe.train.scoring import HELDOUT, due_sets, missing_sets, score_sets
 from equimoe.train.state import TrainState, abstract_state, create_state, with_pending_bias
 from equimoe.train.step import StepMetrics
 from equimoe.train.throughput import StepClock, peak_flops
+from equimoe.train.watching import Watch, given_prediction, keep_prediction
 
 __all__ = ["IMPORTED", "concrete", "resume_run", "train_recipe"]
 
 IMPORTED = "imported"  # of a run's provenance: where the weights of its step 0 came from (hub.import_weights)
 
 
+@partial(again_after_roll_back, resume=lambda run, **named: resume_run(run, **named))
 def train_recipe(
     recipe: Recipe, run: Path, *, provenance: dict[str, Any] | None = None, processes: Processes = ALONE
 ) -> None:
@@ -89,6 +94,7 @@ def train_recipe(
                     f"Continue it with `equimoe resume {typed(run)}`",
                     value=str(run),
                 )
+            expected = given_prediction(recipe) if processes.writes else None
         parent = find_parent(recipe)
         if parent is not None:
             recipe = joined(recipe, parent)
@@ -103,12 +109,14 @@ def train_recipe(
         recipe = data.recipe
         if processes.writes:
             write_file(run / "recipe.json", [recipe_to_json(recipe, kept).encode()])
+            keep_prediction(run, expected)
             rewind(run, 0)  # lines of an attempt that never reached a checkpoint
         refuse_unless_shared(run / "recipe.json", processes)
         session = _Session(recipe, run, data, mesh, make_optimizer(recipe, mesh), interrupt, processes)
         session.go(session.fresh_state(), "started")
 
 
+@again_after_roll_back
 def resume_run(
     run: Path, overrides: Sequence[str] = (), *, given: Recipe | None = None, processes: Processes = ALONE
 ) -> None:
@@ -126,11 +134,17 @@ def resume_run(
     if given is not None:
         recipe = dataclasses.replace(as_begun(concrete(with_commits_of(given, before)), before), name=before.name)
         recipe = with_weights_of(recipe, before, provenance.get("weights_given", {}))
+        left_out = {*recipe.schedule.skipped_batches, *before.schedule.skipped_batches}  # by going back
+        schedule = dataclasses.replace(recipe.schedule, skipped_batches=tuple(sorted(left_out)))
+        recipe = dataclasses.replace(recipe, schedule=schedule)
     changes = list(overrides) if given is None else differences(before, recipe)
     steps = processes.as_first("checkpoints", checkpoint.committed_steps(run / "checkpoints"))
     begun = IMPORTED not in provenance or steps != [0]
     refuse_changes(before, recipe, begun=begun, step=steps[-1] if steps else 0)
     with Interrupt() as interrupt, held(run, processes), out_of_memory_said(_less_memory(recipe)):
+        with processes.in_turn("read the prediction"):
+            new = processes.writes and recipe.expected != before.expected
+            expected = given_prediction(recipe) if new else None
         steps = processes.as_first("checkpoints", checkpoint.committed_steps(run / "checkpoints"))
         newest = run / "checkpoints" / str(steps[-1]) if steps else None
         if newest is not None:
@@ -142,7 +156,7 @@ def resume_run(
         if ended:
             if changes:  # `equimoe eval` and the next resume read them: only what the run's data can be read with
                 data = _prepared_again(recipe, run, provenance, processes)
-                _write_changes(run, data.recipe, provenance, processes)
+                _write_changes(run, data.recipe, provenance, processes, expected)
             processes.say(f"done: {steps[-1]} steps in {run}, nothing is left to do")
             return
         enable_compile_cache()
@@ -159,7 +173,7 @@ def resume_run(
         else:
             state = checkpoint.restore(newest, abstract_state(recipe.model, session.optimizer, mesh))
         if changes or not begun:
-            _write_changes(run, recipe, provenance, processes)
+            _write_changes(run, recipe, provenance, processes, expected)
         if processes.writes:
             rewind(run, int(state.step))
         session.go(state, "resumed")
@@ -185,8 +199,11 @@ def _prepared_again(recipe: Recipe, run: Path, provenance: Mapping[str, Any], pr
     return data
 
 
-def _write_changes(run: Path, recipe: Recipe, provenance: dict[str, Any], processes: Processes) -> None:
+def _write_changes(
+    run: Path, recipe: Recipe, provenance: dict[str, Any], processes: Processes, expected: bytes | None
+) -> None:
     if processes.writes:
+        keep_prediction(run, expected)  # before recipe.json names it
         write_file(run / "recipe.json", [recipe_to_json(recipe, provenance).encode()])
 
 
@@ -289,6 +306,7 @@ class _Session:
         for line in self.data.lines():
             self.display.say(line)
         self.display.say(f"peak for MFU: {peak / 1e9:,.0f} GFLOP/s ({source})")
+        self.watch = Watch(recipe, self.run, self.log, self.display.say, self.processes)
         warning = transport_warning(recipe.transport, self.mesh.shape, recipe.model)
         if warning is not None:
             self.display.say(warning)
@@ -300,14 +318,20 @@ class _Session:
         with read, Ahead(lambda _: self._on_devices(next(read)), start + 1, steps) as batches:
             for done in range(start + 1, steps + 1):
                 batch, data_seconds = batches.next()
-                state, metrics = self.step(state, *batch, np.bool_(norms_due(recipe, done)))
+                norms = np.bool_(norms_due(recipe, done))
+                state, metrics = self.step(state, *batch, norms, *self.watch.limits(done, self.data.segment_of(done)))
                 if waiting is not None:
                     self._report(*waiting)
                 waiting = (done, metrics, data_seconds)
                 self.saver.check()
-                stop, old = self.processes.any("a step", self.interrupt.requested, self.saver.last_is_old())
+                stop, old, off_path = self.processes.any(
+                    "a step", self.interrupt.requested, self.saver.last_is_old(), self.watch.asks
+                )
                 if stop and not self.interrupt.requested:
                     self.display.say("another process was asked to stop; stopping after this step to save")
+                if off_path:
+                    self._go_back_if_asked()
+                stop = stop or off_path
                 save, look = (
                     stop or old or self.saver.due(done),
                     bool(due_sets(recipe, done)) or samples_due(recipe, done),
@@ -316,6 +340,9 @@ class _Session:
                     continue
                 self._report(*waiting)
                 waiting = None
+                if not off_path and self.processes.any("a line before a save", self.watch.asks)[0]:
+                    self._go_back_if_asked()  # a checkpoint behind a flag would be one to resume from
+                    stop = save = True
                 if save:
                     self.saver.save(state, done)
                 if look and not stop:
@@ -340,16 +367,32 @@ class _Session:
             self.saver.save(state, step)
         self.saver.wait()
         self._log_blocked(step)
+        off_path = self.watch.stopped(step)
+        if off_path is not None:
+            raise off_path
         again = f" (in {self.processes.count} processes, as this was started)" if self.processes.count > 1 else ""
         self.display.say(f"saved at step {step}; continue with: equimoe resume {typed(self.run)}{again}")
         raise stopped(max(self.processes.gather("the signal", self.interrupt.number)), saved=True)
+
+    def _go_back_if_asked(self) -> None:
+        """RolledBack, if a flag asks for that and not for a stop; Stopped, if Ctrl-C came meanwhile."""
+        if not self.watch.goes_back():
+            return
+        self.saver.wait()
+        self.watch.go_back()
+        self.log.close()
+        number = max(self.processes.gather("the signal", self.interrupt.number))
+        if number:
+            self.display.say(f"continue with: equimoe resume {typed(self.run)}")
+            raise stopped(number, saved=True)
+        raise RolledBack(self.run, self.processes)
 
     def _read_ahead(self, start: int) -> Batches:
         """The rows of this process of steps `start` + 1 to the last."""
         schedule, loading, first = self.recipe.schedule, self.recipe.loading, self.recipe.init_from.data_step
         return Batches(
             self.data.rows,
-            range(start - first, schedule.steps - first),
+            BatchNumbers(schedule.skipped_batches, start - first, schedule.steps - first),
             schedule.batch_sequences,
             row_parts(self.sharding, (schedule.batch_sequences, self.data.rows.row_tokens)),
             workers=loading.workers,
@@ -407,6 +450,7 @@ class _Session:
                 stop=stop,
                 as_trained=self.as_trained,
                 cells=bool(self.recipe.evaluation.cells),
+                expected=self.watch,
             ):
                 return False
             self.log.write("timing", {"step": step, "evaluation_seconds": time.perf_counter() - begin})

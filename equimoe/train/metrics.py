@@ -14,7 +14,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -57,6 +57,9 @@ METRICS: Mapping[str, Metric] = {
     "dropped_at_sender/*": Metric("assignments", "the same in one layer, as often as norms; not for transport local"),
     "dropped_at_receiver/*": Metric("assignments", "the same in one layer, as often as norms; not for transport local"),
     "skipped_padding": Metric("assignments", "assignments that padding tokens did not take, all layers"),
+    "skipped_update": Metric(
+        "", "1: the batch was beyond the limits, its update not applied; with policies.spikes=skip"
+    ),
     "gradient_norm/*": Metric("", "norm of the gradients of one component of the weight table"),
     "parameter_norm/*": Metric("", "norm of its weights after the update; MuonH and AdamH never change it"),
     "mixture_segment": Metric("", "segment of the mixture (a phase, or an appended stage) of the batch, from 0"),
@@ -65,6 +68,9 @@ METRICS: Mapping[str, Metric] = {
     "eval_loss/*": Metric("nats", "held-out cross entropy per token, dropless; macro: mean over sets, micro: tokens"),
     "eval_loss_as_trained/*": Metric("nats", "the same with what the transport drops; not for local or balanced"),
     "eval_bits_per_byte/*": Metric("bits", "held-out loss on all tokens per byte of text"),
+    "predicted_loss/*": Metric("nats", "what was expected of eval_loss/*, of the run's prediction.json"),
+    "predicted_low/*": Metric("nats", "lower end of the band that it should lie in"),
+    "predicted_high/*": Metric("nats", "upper end of the same"),
     "eval_tokens/*": Metric("tokens", "held-out tokens scored"),
     "step_seconds": Metric("s", "wall-clock time of the step", "timing"),
     "tokens_per_second": Metric("tokens/s", "in that step", "timing"),
@@ -89,6 +95,7 @@ class RunLog:
 
     def __init__(self, run: Path, *, writes: bool = True):
         self.run, self.writes = run, writes
+        self.seen: Callable[[Mapping[str, float | int]], None] | None = None  # is given every line of metrics.jsonl
         self._files = {}
         if writes:
             run.mkdir(parents=True, exist_ok=True)
@@ -114,6 +121,8 @@ class RunLog:
                     value=value,
                 )
         self._append(file, values)
+        if file == "metrics" and self.seen is not None:
+            self.seen(values)
 
     def event(self, kind: str, **facts: Any) -> None:
         """Something that happened, with the time."""

@@ -19,6 +19,7 @@ from equimoe.recipe import Recipe
 from equimoe.recipe.run_folder import has_begun, refuse_used
 from equimoe.train import checkpoint, loop
 from equimoe.train.metrics import read_lines
+from equimoe.train.rolling_back import ROLLED_BACK
 
 __all__ = ["MOST_STARTS", "train_or_resume"]
 
@@ -49,7 +50,9 @@ def train_or_resume(
 def _refuse_a_crash_loop(run: Path) -> None:
     steps = checkpoint.committed_steps(run / "checkpoints")
     newest = steps[-1] if steps else 0
-    starts = [event["step"] for event in read_lines(run / "events.jsonl") if event.get("event") in _STARTS]
+    events = read_lines(run / "events.jsonl")
+    back = max((at for at, event in enumerate(events) if event.get("event") == ROLLED_BACK), default=0)
+    starts = [event["step"] for event in events[back:] if event.get("event") in _STARTS]  # going back is no crash
     if len(starts) >= MOST_STARTS and set(starts[-MOST_STARTS:]) == {newest}:
         raise EquimoeError(
             "run",

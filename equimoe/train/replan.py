@@ -185,6 +185,9 @@ def report(found: Situation, options: Sequence[Option]) -> Iterator[str]:
         if option.mesh is not None:
             axes = " ".join(f"mesh.{axis}={size}" for axis, size in dataclasses.asdict(option.mesh).items())
             yield f"{option.name}: resume with {axes}"
+    if recipe.expected.prediction is not None and len(options) > 1:
+        again = f"`equimoe resume {typed(found.run)} expected.prediction=FILE`"
+        yield f"{recipe.expected.prediction} was made for the length before: {again} gives another one"
     yield OTHER_BATCH
 
 
@@ -387,7 +390,7 @@ def _reading(found: Situation, recipe: Recipe) -> tuple[tuple[int, ...], float |
         return (), recipe.data_sequences / rows.rows_per_epoch
     mixed = open_mixed_rows(recipe, rows.store)
     first, segments = recipe.init_from.data_step, mixed.schedule.segments
-    begun = [first + segment.first_sequence // batch for segment in segments]
+    begun = [first + _batches_read(recipe, segment.first_sequence // batch) for segment in segments]
     if recipe.schedule != found.recipe.schedule:
         within = zip(segments, begun, strict=True)
         _check_phases(found, recipe, {segment.phase for segment, step in within if step < recipe.schedule.steps})
@@ -395,12 +398,17 @@ def _reading(found: Situation, recipe: Recipe) -> tuple[tuple[int, ...], float |
     return tuple(step for step in begun if step >= found.step), max(cell.epochs for cell in table.cells)
 
 
+def _batches_read(recipe: Recipe, number: int) -> int:
+    """How many batches are read before the one of this number: those left out are not."""
+    return number - sum(skipped < number for skipped in recipe.schedule.skipped_batches)
+
+
 def _check_phases(found: Situation, recipe: Recipe, reached: set[int]) -> None:
     """A phase that the new length leaves no step for is said here: a run that goes on would pass over it."""
     missing = [number + 1 for number in range(len(recipe.mixture.shares)) if number not in reached]
     multiple = switch_multiple(recipe.mixture.block_sequences, recipe.schedule.batch_sequences)
-    first = recipe.init_from.data_step
-    block_end = first + -(-(found.step - first) // multiple) * multiple
+    read = recipe.batch_of(found.step) + 1
+    block_end = recipe.init_from.data_step + _batches_read(recipe, -(-read // multiple) * multiple)
     if missing:
         raise EquimoeError(
             "length",

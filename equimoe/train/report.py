@@ -50,6 +50,8 @@ def step_values(recipe: Recipe, step: int, found: Any, rates: Mapping[str, Sched
         "dropped_share": dropped / max(1, assignments),
         "skipped_padding": skipped,
     }
+    if getattr(found, "skipped_update", None) is not None:
+        values["skipped_update"] = int(found.skipped_update)
     if norms_due(recipe, step):
         for kind, norms in (("gradient_norm", found.gradient_norms), ("parameter_norm", found.parameter_norms)):
             values |= {f"{kind}/{component}": float(norm) for component, norm in norms.items()}

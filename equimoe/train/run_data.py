@@ -56,15 +56,22 @@ class RunData:
             yield f"{tokens}, {about}{self.rows.padding_share_of(sequences):.1%} of the positions padding"
             yield from table.lines()
 
+    def segment_of(self, step: int) -> int | None:
+        """Of the mixture, which the batch of a step is of; None: no store, no mixture."""
+        return None if isinstance(self.rows, Rows) else self.rows.schedule.segment_of(self._first_row(step))
+
+    def _first_row(self, step: int) -> int:
+        return self.recipe.batch_of(step) * self.recipe.schedule.batch_sequences
+
     def mixture_values(self, step: int) -> dict[str, float | int]:
         """What the line of a step says of the mixture: its segment; as often as norms, share and epochs of cells."""
         if isinstance(self.rows, Rows):
             return {}
         batch, schedule = self.recipe.schedule.batch_sequences, self.rows.schedule
-        end = (step - self.recipe.init_from.data_step) * batch
-        values: dict[str, float | int] = {"mixture_segment": schedule.segment_of(end - batch)}
+        first = self._first_row(step)
+        values: dict[str, float | int] = {"mixture_segment": schedule.segment_of(first)}
         if norms_due(self.recipe, step):
-            before, after = schedule.counts(end - batch), schedule.counts(end)
+            before, after = schedule.counts(first), schedule.counts(first + batch)
             for name, read in after.items():
                 if schedule.rows_used[name]:
                     values[f"cell_share/{name}"] = (read - before[name]) / batch

@@ -54,7 +54,7 @@ class Saver:
         finish = checkpoint.begin(
             self._folder,
             state,
-            sequences=step * self._recipe.schedule.batch_sequences,
+            sequences=self._recipe.batch_of(step + 1) * self._recipe.schedule.batch_sequences,
             tokenizer=self._tokenizer,
             trajectory=trajectory(self._recipe),
             processes=self._processes,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from equimoe.data.rows import HeldOutRows
 from equimoe.data.store import TokenStore
@@ -24,6 +24,15 @@ __all__ = ["HELDOUT", "averaged", "due_sets", "mean_values", "missing_sets", "sc
 HELDOUT = "heldout"  # the held-out split of the training data
 MEANS = ("macro", "micro")
 Stored = TypeVar("Stored")
+
+
+@runtime_checkable
+class Expected(Protocol):
+    """What the loss of a set is expected to be: values for its line, and words. Nothing where nothing is known."""
+
+    def predicted(self, name: str, step: int) -> dict[str, float]: ...
+
+    def beside(self, name: str, step: int, loss: float) -> str: ...
 
 
 def averaged(sets: Mapping[str, Stored], *, cells: bool) -> dict[str, Stored]:
@@ -64,18 +73,25 @@ def score_sets(
     stop: Callable[[], bool],
     as_trained: Scorer | None = None,
     cells: bool = False,
+    expected: Expected | None = None,
 ) -> bool:
     """Score the named sets, `rows` rows at a time, a line each as it is done; False if `stop` cut it short.
 
     `place(all_rows, first, count)` puts rows on the devices of the model.
     `as_trained`: scores once more with what the run's transport drops, for the loss beside that of `scorer`. None under
     `transport.balanced`: that sends tokens to experts that no router chose, so its loss is not one of this model.
-    `cells`: some of the sets are parts of the held-out one.
+    `cells`: some of the sets are parts of the held-out one. `expected`: what the losses are held against.
     """
     for name in names:
         if name == MEANS[0]:
             if log.writes:  # who has the lines
-                log.write("metrics", {"step": step, **_means(log, averaged(stores, cells=cells), step)})
+                values = _means(log, averaged(stores, cells=cells), step)
+                for mean in MEANS if expected is not None else ():
+                    values |= expected.predicted(mean, step)
+                    beside = expected.beside(mean, step, values[f"eval_loss/{mean}"])
+                    if beside:
+                        say(f"step {step}  {mean} loss {values[f'eval_loss/{mean}']:.4f}{beside}")
+                log.write("metrics", {"step": step, **values})
             continue
         store = stores[name]
         of_set = HeldOutRows(store, model.config.max_position_embeddings)
@@ -86,6 +102,9 @@ def score_sets(
         line = {"step": step, **set_values(name, score)}
         title = "held-out" if name == HELDOUT else name
         said = f"step {step}  {title} loss {score.loss:.4f}  bits per byte {score.bits_per_byte:.4f}"
+        if expected is not None:
+            line |= expected.predicted(name, step)
+            said += expected.beside(name, step, score.loss)
         if as_trained is not None:
             dropping = evaluate(as_trained, model, (batch() for batch in batches), store.total_text_bytes, stop=stop)
             if dropping is None:

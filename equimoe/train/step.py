@@ -45,6 +45,7 @@ class StepMetrics(eqx.Module):
     load: Int32[Array, "layers E"]
     gradient_norms: dict[str, Float32[Array, ""]]  # by component of the weight table; 0 where they were not asked for
     parameter_norms: dict[str, Float32[Array, ""]]  # after the update
+    skipped_update: Bool[Array, ""] | None = None  # where limits were given
 
 
 def make_step(
@@ -57,10 +58,11 @@ def make_step(
     accumulation: int = 1,
     over: OnMesh | None = None,
 ) -> Callable[..., tuple[TrainState, StepMetrics]]:
-    """The jitted step (state, token_ids, segment_ids, loss_weight, with_norms) -> (state, metrics).
+    """The jitted step (state, token_ids, segment_ids, loss_weight, with_norms[, limits]) -> (state, metrics).
 
     The old state is donated. `with_norms` asks for the norms by component: a value and not a setting, so that how
-    often they are logged does not change the program.
+    often they are logged does not change the program. `limits`: a loss and a gradient norm; the update of a batch
+    beyond either is not applied (`_unless`). Another program, compiled only where they are given.
 
     `shardings` are those of the state (`state_shardings`), kept by the new one: left to XLA, some arrays would move,
     so that the second step is compiled again, their memory is not reused, and a resumed run is another program.
@@ -73,6 +75,7 @@ def make_step(
         segment_ids: Int[Array, "B S"],
         loss_weight: Float[Array, "B S"],
         with_norms: Bool[Array, ""] | bool = False,
+        limits: Float32[Array, " two"] | None = None,
     ) -> tuple[TrainState, StepMetrics]:
         model = with_pending_bias(state.model, state.betas)
         batch = (token_ids, segment_ids, loss_weight)
@@ -102,10 +105,27 @@ def make_step(
             updates, optimizer_state = optimizer.update(gradients, state.optimizer, model)
             new_model = optax.apply_updates(model, updates)
         new_state = TrainState(state.step + 1, new_model, optimizer_state, terms.layers.beta)
-        return new_state, _metrics(loss, terms, gradients, model, _norms(with_norms, gradients, new_model))
+        skipped = None
+        if limits is not None:
+            skipped = ~((loss <= limits[0]) & (optax.tree.norm(gradients) <= limits[1]))
+            new_state = _unless(skipped, state, new_state)
+        norms = _norms(with_norms, gradients, new_state.model)
+        return new_state, _metrics(loss, terms, gradients, model, norms, skipped)
 
     options = dict(capabilities().run_often_options)
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, shardings.step), compiler_options=options)
+
+
+def _unless(skipped: Bool[Array, ""], old: TrainState, new: TrainState) -> TrainState:
+    """The new state, or the old one with the counters of the new one: the rate of a step is that of its number.
+
+    Adam's bias correction then counts one update more than its moments hold, which is nothing after the warm-up.
+    """
+
+    def choose(old: Array, new: Array) -> Array:
+        return new if jnp.issubdtype(new.dtype, jnp.integer) else jnp.where(skipped, old, new)
+
+    return jax.tree.map(choose, old, new)
 
 
 def _norms(wanted, gradients: Transformer, model: Transformer) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -124,7 +144,7 @@ def _norms(wanted, gradients: Transformer, model: Transformer) -> tuple[dict[str
     return jax.lax.cond(wanted, lambda: (of(gradients), of(model)), lambda: (zero, zero))
 
 
-def _metrics(loss, terms, gradients, model, norms) -> StepMetrics:
+def _metrics(loss, terms, gradients, model, norms, skipped) -> StepMetrics:
     routing = terms.layers.routing
     load = routing.load.astype(jnp.float32)
     mean = jnp.maximum(jnp.mean(load, axis=1), 1e-9)
@@ -144,4 +164,5 @@ def _metrics(loss, terms, gradients, model, norms) -> StepMetrics:
         load=routing.load,
         gradient_norms=norms[0],
         parameter_norms=norms[1],
+        skipped_update=skipped,
     )

@@ -41,6 +41,15 @@ def test_train_hands_over_the_resolved_recipe(cli, trained):
     assert provenance["overrides"] == ["schedule.steps=50", "model.num_experts=32", "data.path=docs/*.md,notes.jsonl"]
 
 
+def test_a_prediction_is_an_override(cli, trained):
+    assert cli("train", "tiny", "--prediction", "expected.json", "policies.spikes=skip")[0] == 0
+    recipe, _, provenance = trained[0]
+    assert (recipe.expected.prediction, recipe.policies.spikes) == ("expected.json", "skip")
+    assert provenance["overrides"] == ["policies.spikes=skip", "expected.prediction=expected.json"]
+    code, _, err = cli("train", "tiny", "policies.spikes=pause")
+    assert code == 2 and "policies.spikes ('pause'): must be one of off, warn, skip, stop, roll_back" in err
+
+
 @pytest.mark.parametrize(
     ("option", "folder"),
     [(["--run", "short"], "runs/short"), (["--run", "a/b"], "a/b"), (["--run", "./x"], "x"), ([], "runs/tiny")],

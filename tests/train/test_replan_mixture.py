@@ -9,6 +9,7 @@ import pytest
 from tiny_runs import compile_once, two_cells
 
 from equimoe.data.cell_store import CellStore
+from equimoe.data.mixture import run_segments
 from equimoe.errors import EquimoeError
 from equimoe.recipe import Data, Evaluation, InitFrom, Logging, Mixture
 from equimoe.train import loop
@@ -72,6 +73,17 @@ def test_phases_and_epochs_of_a_shorter_run_by_hand(finished, at_4):
     assert [line["mixture_segment"] for line in lines] == [0] * 4 + [1] * 6
     for name in rows:
         assert lines[-1][f"cell_epochs/{name}"] == pytest.approx(read[name] / rows[name])
+
+
+def test_a_plan_ends_after_the_batches_that_were_left_out_too(at_4):
+    """Without batch 2, four steps read 0, 1, 3 and 4: the next plan decides from batch 5 on, step 5. Blocks of a batch."""
+    found = look_at(at_4)
+    schedule = dataclasses.replace(found.recipe.schedule, skipped_batches=(2,))
+    mixture = dataclasses.replace(MIXTURE, block_sequences=8)
+    left_out = dataclasses.replace(found, recipe=dataclasses.replace(found.recipe, schedule=schedule, mixture=mixture))
+    option = options_for(left_out, Wish(steps=6))[-1]  # half of 6 is past: the second phase begins now
+    segments = run_segments(option.recipe, CellStore.open(found.recipe.data.path).tokens)
+    assert [segment.first_sequence for segment in segments] == [0, 5 * 8] and option.phases == (4,)
 
 
 def test_simulated_epoching_keeps_the_share_of_the_first_plan(at_4):

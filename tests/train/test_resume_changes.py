@@ -57,7 +57,8 @@ def test_a_change_of_what_is_computed_is_refused_with_all_of_them(stopped):
     ):
         assert part in text
     assert "start a new run for it; `resume` takes checkpoints, evaluation, evals, samples, loading, logging, " in text
-    assert "mesh, purpose, cost, data.path, and stages appended to the mixture (mixture.stages.NAME)" in text
+    assert "mesh, purpose, cost, expected, monitors, policies, data.path, and stages appended to the mixture" in text
+    assert "(mixture.stages.NAME)" in text
     with pytest.raises(EquimoeError, match="is no argument or field of this recipe; did you mean checkpoints.keep"):
         loop.resume_run(stopped, ["checkpoints.kep=1"])
     assert contents(stopped) == before
