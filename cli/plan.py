@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -334,9 +335,11 @@ def replan(
     [bold]Examples[/bold]
 
       equimoe replan hero
-      equimoe replan hero --days 60 --hosts 640
+      equimoe replan hero --days 60 --hosts 512
       equimoe replan tiny --tokens 3e5 --why "the laptop is needed" --write
     """
+    from contextlib import redirect_stdout
+
     from equimoe.recipe.run_folder import find_run
 
     folder = find_run(run)
@@ -344,24 +347,35 @@ def replan(
     from equimoe.train.replan import Wish, look_at, options_for, report, write_plan
 
     found = look_at(folder, lambda line: typer.echo(line, err=True))
-    wish = Wish(None if tokens is None else int(tokens), steps, days, hosts)
-    options = options_for(found, wish, like=[find_run(each) for each in like or ()])
-    changes = options[-1].recipe.schedule != found.recipe.schedule
-    if write and not changes:
-        from equimoe.errors import EquimoeError
-
-        raise EquimoeError("--write", "needs a length that is not the planned one", "Add --tokens, --steps or --days")
-    if write:
-        write_plan(found, options[-1], why=why)
+    options = options_for(found, Wish(tokens, steps, days, hosts), like=[find_run(each) for each in like or ()])
     if as_json:
         facts = {"run": str(folder), "step": found.step, "seconds_per_step": found.seconds_per_step, "written": write}
-        typer.echo(json.dumps({**facts, "options": [option.to_dict() for option in options]}, indent=1))
-        return
-    typer.echo("\n".join(report(found, options)))
+        facts |= {"hosts": found.hosts, "devices": found.devices}
+        shown = json.dumps({**facts, "options": [option.to_dict() for option in options]}, indent=1)
+    else:
+        shown = "\n".join(report(found, options))
+    new = options[-1].recipe.schedule
+    changes = new != found.recipe.schedule
     if write:
+        if not changes:
+            raise _no_new_length()
+        with redirect_stdout(sys.stderr):
+            write_plan(found, options[-1], why=why)
+    typer.echo(shown)
+    if write and not as_json:
         typer.echo(f"planned anew from step {found.step:,}: equimoe resume {typed(run)}")
-    elif changes:
-        typer.echo("nothing was changed; --write makes the last column the plan")
+    elif changes and not as_json:
+        alike = (f"--like {typed(each)}" for each in like or ())
+        typer.echo(
+            "nothing was changed; this makes the last column the plan: "
+            + " ".join(["equimoe replan", typed(run), f"--steps {new.steps}", *alike, "--write"])
+        )
+
+
+def _no_new_length() -> Exception:
+    from equimoe.errors import EquimoeError
+
+    return EquimoeError("--write", "needs a length that is not the planned one", "Add --tokens, --steps or --days")
 
 
 @commands.command(rich_help_panel=PANEL)

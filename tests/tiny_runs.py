@@ -81,6 +81,28 @@ def write_corpus(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+def two_cells(folder: Path) -> Path:
+    """A store of two cells for `tiny`'s model: words as they are, a, and in capitals, b."""
+    from equimoe.data.cell_store import HELDOUT, finish_store, shard_folder
+    from equimoe.data.store import StoreWriter
+    from equimoe.data.tokenizer import train_tokenizer
+
+    rng, vocabulary = random.Random(0), 304
+    texts = {
+        name: [change(" ".join(rng.choices(WORDS, k=rng.randint(5, 60)))) for _ in range(60)]
+        for name, change in (("a", str), ("b", str.upper))
+    }
+    tokenizer = train_tokenizer([text for cell in texts.values() for text in cell], vocabulary)
+    for name, documents in texts.items():
+        for part, chosen in ((shard_folder(name, 0), documents[8:]), (f"{HELDOUT}/{name}", documents[:8])):
+            with StoreWriter(folder / part, vocabulary, tokenizer.sha256) as writer:
+                for text, ids in zip(chosen, tokenizer.encode_documents(chosen), strict=True):
+                    writer.add(ids, len(text.encode()))
+                writer.finish()
+    finish_store(folder, tokenizer, vocabulary, {})
+    return folder
+
+
 def made_run(
     run: Path,
     change: Callable[[dict], Any] = dict,

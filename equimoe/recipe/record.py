@@ -145,6 +145,23 @@ class Schedule:
         """(until which step, planned steps) of every earlier plan."""
         return tuple((plan.until_step, plan.steps) for plan in self.earlier.values())
 
+    def followed(self, step: int) -> tuple[tuple[tuple[int, int], ...], int]:
+        """What decided the steps up to `step`: the plans that had ended before it, and the length then in force."""
+        ended = tuple((until, planned) for until, planned in self.plans if until < step)
+        return ended, next((planned for until, planned in self.plans if until >= step), self.steps)
+
+    def changed_at(self, step: int, steps: int, name: str) -> Schedule:
+        """The schedule of a run that has come to `step` and gets another length there, of `steps` in all.
+
+        The plan in force there is kept under `name`, or one with a number; those that were to come later are dropped.
+        """
+        ended, in_force = self.followed(step)
+        earlier = dict(list(self.earlier.items())[: len(ended)])
+        if steps != in_force:
+            free = next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(earlier) + 3))) if n not in earlier)
+            earlier[free] = EarlierPlan(step, in_force)
+        return dataclasses.replace(self, steps=steps, earlier=earlier)
+
 
 TAKEN = ("weights", "betas", "optimizer", "position", "data")
 

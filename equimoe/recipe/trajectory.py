@@ -15,11 +15,12 @@ from typing import Any
 from equimoe.errors import EquimoeError, Problems
 from equimoe.recipe.batches import batch_number
 from equimoe.recipe.fields import leaves
-from equimoe.recipe.record import Recipe
+from equimoe.recipe.record import EarlierPlan, Recipe, Schedule
 
 __all__ = ["differences", "model_trajectory", "refuse_changes", "refuse_edited", "trajectory"]
 
 STAGES, SKIPPED = "mixture.stages.", "schedule.skipped_batches"
+PLANS, LENGTH = "schedule.earlier.", "schedule.steps"
 FREE_GROUPS = (
     *("checkpoints", "evaluation", "evals", "samples", "loading", "logging", "mesh", "purpose", "cost"),
     *("expected", "monitors", "policies"),
@@ -70,6 +71,13 @@ def refuse_changes(before: Recipe, after: Recipe, *, begun: bool = True, step: i
             f"decides what the run computes, it began with {value!r}",
             f"start a new run for it; `resume` takes {taken}",
         )
+    problems.require(
+        after.schedule.plans == before.schedule.plans or not begun,
+        PLANS.removesuffix("."),
+        ", ".join(f"{planned} until {until}" for until, planned in after.schedule.plans),
+        "are the plans that the run followed",
+        "use `equimoe replan` for another length",
+    )
     for name in (after.mixture.stages.keys() - before.mixture.stages.keys()) if begun else ():
         from_step = after.mixture.stages[name].from_step
         problems.require(
@@ -85,15 +93,19 @@ def refuse_changes(before: Recipe, after: Recipe, *, begun: bool = True, step: i
 def refuse_edited(kept: Mapping[str, Any], recipe: Recipe, where: str, *, step: int = 0) -> None:
     """EquimoeError if recipe.json no longer says what the checkpoint at `where`, of `step`, was trained with.
 
-    A setting that `kept` lacks is younger than the checkpoint; its default is what was done before it existed.
+    A setting that `kept` lacks is younger than the checkpoint; its default is what was done before it existed. Of the
+    plans those count that decided the steps up to `step`: `replan` changes what comes after.
     """
     now = {**{path: None for path in kept if path.startswith(STAGES)}, **trajectory(recipe)}
     kept = {SKIPPED: [], **kept}
-    planned = [plan for until, plan in recipe.schedule.plans if until >= step]  # of `replan`: in force at that step
-    if planned and kept.get("schedule.steps") == planned[0]:
-        now["schedule.steps"] = planned[0]
-    fixed = [path for path in now if path in kept and kept[path] != now[path]]
-    differing = [f"{path} {kept[path]!r} -> {now[path]!r}" for path in fixed if path != SKIPPED]
+    paths = [path for path in now if path in kept and path not in (SKIPPED, LENGTH) and not path.startswith(PLANS)]
+    differing = [f"{path} {kept[path]!r} -> {now[path]!r}" for path in paths if kept[path] != now[path]]
+    if LENGTH in kept:
+        before, after = _kept_schedule(kept).followed(step), recipe.schedule.followed(step)
+        if before[0] != after[0]:
+            differing.append(f"{PLANS}* {before[0]} -> {after[0]}")
+        if before[1] != after[1]:
+            differing.append(f"{LENGTH} {before[1]} -> {after[1]}")
     if _not_added(kept[SKIPPED], now[SKIPPED], step - recipe.init_from.data_step):
         differing.append(f"{SKIPPED} {kept[SKIPPED]!r} -> {now[SKIPPED]!r}")
     for name, stage in recipe.mixture.stages.items():
@@ -108,6 +120,14 @@ def refuse_edited(kept: Mapping[str, Any], recipe: Recipe, where: str, *, step: 
         )
 
 
+<<<<<<< HEAD
+def _kept_schedule(kept: Mapping[str, Any]) -> Schedule:
+    """The plans that a checkpoint kept."""
+    names = dict.fromkeys(path.split(".")[2] for path in kept if path.startswith(PLANS))
+    plans = [EarlierPlan(kept[f"{PLANS}{name}.until_step"], kept[f"{PLANS}{name}.steps"]) for name in names]
+    plans.sort(key=lambda plan: plan.until_step)
+    return Schedule(kept[LENGTH], 1, earlier={str(number): plan for number, plan in enumerate(plans)})
+=======
 def _not_added(before: Sequence[int], after: Sequence[int], read: int) -> str:
     """What is wrong if `after` is not `before` with batches added that come after the `read` ones that were read."""
     if not set(before) <= set(after):
@@ -115,6 +135,7 @@ def _not_added(before: Sequence[int], after: Sequence[int], read: int) -> str:
     late = batch_number(before, read)
     early = sorted(number for number in set(after) - set(before) if number < late)
     return f"must leave out no batch that was read: {early}" if early else ""
+>>>>>>> main
 
 
 def _fixed(recipe: Recipe) -> dict[str, Any]:

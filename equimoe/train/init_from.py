@@ -32,7 +32,7 @@ from equimoe.optim.rates import Rates
 from equimoe.plan.arithmetic import run_rates
 from equimoe.recipe import Mixture, Recipe
 from equimoe.recipe.recipe_json import read_recipe
-from equimoe.recipe.record import TAKEN, EarlierPlan, InitFrom
+from equimoe.recipe.record import TAKEN, InitFrom
 from equimoe.recipe.run_folder import find_run, run_path
 from equimoe.train import checkpoint
 from equimoe.train.state import TrainState, abstract_state, state_of_weights
@@ -246,12 +246,8 @@ def _check_position(recipe: Recipe, parent: Parent, problems: Problems) -> None:
 
 def _schedule(recipe: Recipe, parent: Parent):
     """The plans that the parent followed; its last one ended at the join if this run has another length."""
-    before = parent.recipe.schedule
-    earlier = dict(before.earlier)
-    if recipe.schedule.steps != before.steps:
-        name = next(n for n in (parent.recipe.name, f"{parent.recipe.name}-{parent.step}") if n not in earlier)
-        earlier[name] = EarlierPlan(parent.step, before.steps)
-    return dataclasses.replace(recipe.schedule, earlier=earlier)
+    joined = parent.recipe.schedule.changed_at(parent.step, recipe.schedule.steps, parent.recipe.name)
+    return dataclasses.replace(recipe.schedule, earlier=joined.earlier)
 
 
 def _rates(recipe: Recipe, parent: Parent, problems: Problems):

@@ -7,6 +7,9 @@
 The new plan is a stage of the schedule (`schedule.earlier`): rates go on where they are, bit for bit, and straight to 5
 % of the peak at the new end; the next phase of the mixture begins at its share of the new length; what was read stays,
 and no cell may come over `mixture.most_epochs`. Nothing else of the run changes, and `resume` goes on with it.
+
+Days on another number of hosts are those of the speed that was measured, in proportion: an estimate, as the time that
+devices wait for each other is not.
 """
 
 from __future__ import annotations
@@ -23,14 +26,15 @@ from typing import Any
 import numpy as np
 
 from equimoe.data.mixed_rows import MixedRows, open_mixed_rows
-from equimoe.errors import EquimoeError
+from equimoe.data.mixture.segments import switch_multiple
+from equimoe.errors import EquimoeError, Problems
 from equimoe.files import typed, write_file
-from equimoe.ladder.annealing import Curve, EndOfRun, fit_annealing, predict_end
+from equimoe.ladder.annealing import GAINS, Curve, EndOfRun, Gains, gains_like, predict_end
 from equimoe.optim.rates import warmup_updates
+from equimoe.parallel.mesh_fit import meshes_that_work, require_mesh
 from equimoe.plan.arithmetic import rate_over_run
-from equimoe.recipe import Recipe
+from equimoe.recipe import Mesh, Recipe
 from equimoe.recipe.recipe_json import read_recipe, recipe_to_json
-from equimoe.recipe.record import EarlierPlan
 from equimoe.train import checkpoint
 from equimoe.train.metrics import RunLog, read_lines
 from equimoe.train.run_data import RunData, check_same_data, prepare_run_data
@@ -40,6 +44,7 @@ __all__ = ["Option", "Situation", "Wish", "look_at", "options_for", "report", "w
 
 SECONDS_A_DAY = 86_400.0
 TIMED_STEPS = 200  # the last ones, whose median is the speed
+FEWEST_TIMED = 3  # of a start, to say how fast it went
 OTHER_BATCH = (
     "another batch numbers the rows anew: begin a run with init_from=RUN init_from.take=weights,betas,optimizer, and"
     " schedule.batch_sequences"
@@ -51,7 +56,7 @@ Log = Callable[[str], None]
 class Situation:
     """A run at its newest checkpoint. `seconds_per_step`: with its share of evaluations and saves; None: not measured.
 
-    `hosts`: processes of its last start.
+    `hosts`, `devices`: processes of its last start, and all their devices.
     """
 
     run: Path
@@ -61,21 +66,25 @@ class Situation:
     step: int
     seconds_per_step: float | None
     hosts: int
+    devices: int
 
 
 @dataclass(frozen=True)
 class Wish:
     """What is wanted: a length, as tokens or steps in all, or as days from now; and the hosts that there will be."""
 
-    tokens: int | None = None
+    tokens: int | float | None = None
     steps: int | None = None
-    days: float | None = None
+    days: int | float | None = None
     hosts: int | None = None
 
 
 @dataclass(frozen=True)
 class Option:
-    """A length, and what follows from it. `days`: from now; `phases`: steps at which a phase is still to begin."""
+    """A length, and what follows from it. `days`: from now; `phases`: steps at which a phase is still to begin.
+
+    `mesh`: where its hosts need another one than the recipe has.
+    """
 
     name: str
     recipe: Recipe
@@ -86,6 +95,7 @@ class Option:
     phases: tuple[int, ...]
     epochs: float | None
     loss: EndOfRun | None
+    mesh: Mesh | None = None
 
     def to_dict(self) -> dict[str, Any]:
         schedule = self.recipe.schedule
@@ -100,6 +110,7 @@ class Option:
             "phases_to_begin": list(self.phases),
             "most_epochs": self.epochs,
             "predicted_loss": None if self.loss is None else dataclasses.asdict(self.loss),
+            "mesh": None if self.mesh is None else dataclasses.asdict(self.mesh),
         }
 
 
@@ -120,18 +131,19 @@ def look_at(run: Path, log: Log = lambda line: None) -> Situation:
         )
     data = prepare_run_data(recipe, log)
     check_same_data(provenance.get("data", {}), data.identity, run)
-    starts = [line for line in read_lines(run / "events.jsonl") if line.get("event") in ("started", "resumed")]
-    hosts = int(starts[-1].get("processes", 1)) if starts else 1
-    return Situation(run, data.recipe, provenance, data, steps[-1], _seconds_per_step(run), hosts)
+    starts = _starts(run)
+    seconds = _seconds_per_step(run, starts)
+    return Situation(run, data.recipe, provenance, data, steps[-1], seconds, starts[-1].hosts, starts[-1].devices)
 
 
-def options_for(
-    found: Situation, wish: Wish, *, like: Sequence[Path] = (), log: Log = lambda line: None
-) -> list[Option]:
-    """As planned, and as wished; the last one is the wish. EquimoeError for one that cannot be, with the reason."""
+def options_for(found: Situation, wish: Wish, *, like: Sequence[Path] = ()) -> list[Option]:
+    """As planned, and as wished; the last one is the wish. EquimoeError for one that cannot be, with the reason.
+
+    `like`: finished runs that say what annealing gains.
+    """
     hosts = found.hosts if wish.hosts is None else wish.hosts
     _check(found, wish, hosts)
-    gains = fit_annealing([_curve(each) for each in like]) if like else None
+    gains = _gains(found, like)
     planned = _option("as planned", found, found.recipe, found.hosts, gains)
     options = [planned]
     if hosts != found.hosts:
@@ -151,6 +163,8 @@ def report(found: Situation, options: Sequence[Option]) -> Iterator[str]:
     speed = "" if seconds is None else f", {seconds:.3g} s a step on {_hosts(found.hosts)}"
     tokens = found.step * recipe.tokens_per_step
     yield f"{found.run} at step {found.step:,} of {recipe.schedule.steps:,}, {tokens:,} tokens{speed}"
+    if any(option.hosts != found.hosts for option in options):
+        yield "days on other hosts are in proportion to them"
     rows = [("", [option.name for option in options])]
     rows.append(("steps", [f"{option.recipe.schedule.steps:,}" for option in options]))
     rows.append(("tokens", [f"{option.recipe.total_tokens:,}" for option in options]))
@@ -163,12 +177,17 @@ def report(found: Situation, options: Sequence[Option]) -> Iterator[str]:
     widths = [max(len(texts[number]) for _, texts in rows) for number in range(len(options))]
     for name, texts in rows:
         yield f"  {name:<20}  " + "  ".join(f"{text:>{width}}" for text, width in zip(texts, widths, strict=True))
-    losses = [option.loss for option in options if option.loss is not None]
-    yield (
-        f"loss: of training, by {losses[0].basis}; low and high by what annealing gains"
-        if losses
-        else "loss: too few steps to say"
-    )
+    bases = list(dict.fromkeys(option.loss.basis for option in options if option.loss is not None))
+    yield from (f"loss: of training, by {basis}; low and high by what annealing may gain" for basis in bases)
+    if not bases:
+        yield "loss: too few steps to say"
+    for option in options:
+        if option.mesh is not None:
+            axes = " ".join(f"mesh.{axis}={size}" for axis, size in dataclasses.asdict(option.mesh).items())
+            yield f"{option.name}: resume with {axes}"
+    if recipe.expected.prediction is not None and len(options) > 1:
+        again = f"`equimoe resume {typed(found.run)} expected.prediction=FILE`"
+        yield f"{recipe.expected.prediction} was made for the length before: {again} gives another one"
     yield OTHER_BATCH
 
 
@@ -189,11 +208,14 @@ def write_plan(found: Situation, option: Option, *, why: str = "") -> None:
             "steps": [before.steps, now.steps],
             "why": why,
             "seconds_per_step": found.seconds_per_step,
-            "predicted_loss": None if option.loss is None else dataclasses.asdict(option.loss),
+            "hosts": found.hosts,
+            "devices": found.devices,
+            "option": option.to_dict(),
         }
         provenance = {**provenance, "replanned": [*provenance.get("replanned", []), note]}
-        write_file(run / "recipe.json", [recipe_to_json(option.recipe, provenance).encode()])
-        log = RunLog(run)
+        recipe = dataclasses.replace(recipe, schedule=now)
+        log = RunLog(run)  # before anything is written: what cannot be noted is not done
+        write_file(run / "recipe.json", [recipe_to_json(recipe, provenance).encode()])
         log.event("replanned", step=found.step, before=before.steps, after=now.steps, why=why)
         log.sync()
         log.close()
@@ -202,23 +224,64 @@ def write_plan(found: Situation, option: Option, *, why: str = "") -> None:
 # ---- what was measured
 
 
-def _seconds_per_step(run: Path) -> float | None:
-    """The median of the last steps, and for each the share of what evaluations, saves and samples took."""
-    lines = read_lines(run / "timing.jsonl")
-    steps = [line["step_seconds"] for line in lines if "step_seconds" in line]
-    if len(steps) < 3:
-        return None
-    other = sum(line.get(f"{what}_seconds", 0.0) for line in lines for what in ("evaluation", "checkpoint", "samples"))
-    return statistics.median(steps[-TIMED_STEPS:]) + other / len(steps)
+@dataclass(frozen=True)
+class _Start:
+    """Of a run: from which step, and on what."""
+
+    step: int
+    hosts: int
+    devices: int
+
+
+def _starts(run: Path) -> list[_Start]:
+    events = [line for line in read_lines(run / "events.jsonl") if line.get("event") in ("started", "resumed")]
+    found = [_Start(int(e["step"]), int(e.get("processes", 1)), int(e.get("devices", 1))) for e in events]
+    return found or [_Start(0, 1, 1)]
+
+
+def _seconds_per_step(run: Path, starts: Sequence[_Start]) -> float | None:
+    """The median of the last steps, and for each the share of what evaluations, saves and samples took.
+
+    Of the last start that made some; if its devices were others than now, in proportion to them.
+    """
+    lines, end = read_lines(run / "timing.jsonl"), math.inf
+    for start in reversed(starts):
+        here = [line for line in lines if start.step < line["step"] <= end]
+        steps = [line["step_seconds"] for line in here if "step_seconds" in line]
+        if len(steps) >= FEWEST_TIMED:
+            kinds = ("evaluation_seconds", "checkpoint_seconds", "samples_seconds")
+            other = sum(line.get(kind, 0.0) for line in here for kind in kinds)
+            made = max(line["step"] for line in here) - start.step
+            seconds = statistics.median(steps[-TIMED_STEPS:]) + other / made
+            return seconds * start.devices / starts[-1].devices
+        end = min(end, start.step)
+    return None
 
 
 def _curve(run: Path, recipe: Recipe | None = None) -> Curve:
     recipe = read_recipe(run)[0] if recipe is None else recipe
     lines = [line for line in read_lines(run / "metrics.jsonl") if "cross_entropy" in line]
-    if not lines:
-        raise EquimoeError("run", "has no steps in metrics.jsonl", "Name a run that trained", value=str(run))
-    steps, losses = (np.array([line[name] for line in lines]) for name in ("step", "cross_entropy"))
+    steps = np.array([line["step"] for line in lines], np.int64)
+    losses = np.array([line["cross_entropy"] for line in lines], np.float64)
     return Curve(steps, losses, recipe.schedule.first_steps, rate_over_run(recipe, 1.0))
+
+
+def _gains(found: Situation, like: Sequence[Path]) -> Gains:
+    """What annealing gains, as finished runs say at the share of their first plan that this run has come to."""
+    if not like:
+        return GAINS
+    share = found.step / found.recipe.schedule.first_steps
+    curves = [_curve(run) for run in like]
+    for run, curve in zip(like, curves, strict=True):
+        ended = len(curve.steps) and curve.steps[-1] == read_recipe(run)[0].schedule.steps
+        if not ended or curve.steps[-1] <= share * curve.first_steps:
+            raise EquimoeError(
+                "--like",
+                f"must name finished runs, longer than {share:.0%} of their first plan, where this one is",
+                "Leave it out",
+                value=str(run),
+            )
+    return gains_like(curves, share)
 
 
 # ---- what is wished
@@ -230,6 +293,8 @@ def _check(found: Situation, wish: Wish, hosts: int) -> None:
         raise EquimoeError("wish", f"is given as {' and as '.join(given)}", "Give one of them", value=tuple(given))
     if hosts < 1:
         raise EquimoeError("hosts", "must be at least 1", "Name how many there will be", value=hosts)
+    if wish.tokens is not None and not math.isfinite(wish.tokens):
+        raise EquimoeError("tokens", "must be a number", "Name how many in all, as 9e12", value=wish.tokens)
     schedule = found.recipe.schedule
     warmup = warmup_updates(schedule.first_steps, schedule.warmup_fraction)
     if found.step < warmup:
@@ -246,12 +311,15 @@ def _check(found: Situation, wish: Wish, hosts: int) -> None:
 
 
 def _wished_steps(found: Situation, wish: Wish, hosts: int, planned: Option) -> int | None:
-    """The length that is wished; with fewer hosts and nothing else the one that ends when the run was to end."""
+    """The length that is wished; with fewer hosts and nothing else the one that ends when the run was to end.
+
+    None: nothing but the end's date changes.
+    """
     if wish.steps is not None:
         steps = wish.steps
     elif wish.tokens is not None:
         steps = round(wish.tokens / found.recipe.tokens_per_step)
-    elif wish.days is not None or hosts != found.hosts:
+    elif wish.days is not None or hosts < found.hosts:
         days = planned.days if wish.days is None else wish.days
         assert found.seconds_per_step is not None and days is not None
         if not (math.isfinite(days) and days > 0):
@@ -272,25 +340,47 @@ def _wished_steps(found: Situation, wish: Wish, hosts: int, planned: Option) -> 
 
 
 def _replanned(found: Situation, steps: int) -> Recipe:
-    """The recipe with another length. At the checkpoint of the last change that one is changed, and not added to."""
-    recipe, earlier = found.recipe, dict(found.recipe.schedule.earlier)
-    if not earlier or recipe.schedule.plans[-1][0] != found.step:
-        earlier[f"plan-{len(earlier) + 1}"] = EarlierPlan(found.step, recipe.schedule.steps)
-    elif list(earlier.values())[-1].steps == steps:  # back to what it was
-        earlier.pop(list(earlier)[-1])
-    return dataclasses.replace(recipe, schedule=dataclasses.replace(recipe.schedule, steps=steps, earlier=earlier))
+    """The recipe with another length from the checkpoint on."""
+    schedule = found.recipe.schedule
+    ended, _ = schedule.followed(found.step)
+    return dataclasses.replace(found.recipe, schedule=schedule.changed_at(found.step, steps, f"plan-{len(ended) + 1}"))
 
 
 # ---- what follows
 
 
-def _option(name: str, found: Situation, recipe: Recipe, hosts: int, gains: tuple[float, ...] | None) -> Option:
+def _option(name: str, found: Situation, recipe: Recipe, hosts: int, gains: Gains) -> Option:
     steps, rate = recipe.schedule.steps, rate_over_run(recipe, 1.0)
     phases, epochs = _reading(found, recipe)
     seconds = found.seconds_per_step
     days = None if seconds is None else (steps - found.step) * seconds * found.hosts / hosts / SECONDS_A_DAY
-    loss = _loss(found, recipe, gains)
-    return Option(name, recipe, hosts, days, rate(found.step), rate(steps - 1), phases, epochs, loss)
+    loss, mesh = _loss(found, recipe, gains, phases), _mesh(found, hosts)
+    return Option(name, recipe, hosts, days, rate(found.step), rate(steps - 1), phases, epochs, loss, mesh)
+
+
+def _mesh(found: Situation, hosts: int) -> Mesh | None:
+    """A mesh over the devices of so many hosts, if that of the recipe is none. EquimoeError if there is none."""
+    recipe, problems = found.recipe, Problems("mesh")
+    config, batch, parts = recipe.model, recipe.schedule.batch_sequences, recipe.schedule.accumulation
+    if hosts == found.hosts:
+        return None
+
+    def works(hosts: int) -> Mesh | None:
+        devices = hosts * found.devices // found.hosts
+        return next(meshes_that_work(recipe.mesh, devices, config, batch, accumulation=parts), None)
+
+    require_mesh(problems, recipe.mesh, hosts * found.devices // found.hosts, config, batch, accumulation=parts)
+    mesh = works(hosts) if problems.found else None
+    if problems.found and mesh is None:
+        fewer = next((other for other in range(hosts - 1, 0, -1) if works(other)), None)
+        more = next((other for other in range(hosts + 1, 2 * max(hosts, found.hosts) + 1) if works(other)), None)
+        raise EquimoeError(
+            "hosts",
+            f"must have devices that a batch of {batch:,} sequences and the model can be spread over",
+            f"Use {' or '.join(f'{other:,}' for other in (fewer, more) if other is not None)}",
+            value=hosts,
+        )
+    return mesh
 
 
 def _reading(found: Situation, recipe: Recipe) -> tuple[tuple[int, ...], float | None]:
@@ -299,25 +389,54 @@ def _reading(found: Situation, recipe: Recipe) -> tuple[tuple[int, ...], float |
     if not isinstance(rows, MixedRows):
         return (), recipe.data_sequences / rows.rows_per_epoch
     mixed = open_mixed_rows(recipe, rows.store)
-    first = recipe.init_from.data_step
-    begins = [first + segment.first_sequence // batch for segment in mixed.schedule.segments]
+    first, segments = recipe.init_from.data_step, mixed.schedule.segments
+    begun = [first + _batches_read(recipe, segment.first_sequence // batch) for segment in segments]
+    if recipe.schedule != found.recipe.schedule:
+        within = zip(segments, begun, strict=True)
+        _check_phases(found, recipe, {segment.phase for segment, step in within if step < recipe.schedule.steps})
     table = mixed.table(recipe.data_sequences, batch_sequences=batch)
-    return tuple(step for step in begins if step > found.step), max(cell.epochs for cell in table.cells)
+    return tuple(step for step in begun if step >= found.step), max(cell.epochs for cell in table.cells)
 
 
-def _loss(found: Situation, recipe: Recipe, gains: tuple[float, ...] | None) -> EndOfRun | None:
+def _batches_read(recipe: Recipe, number: int) -> int:
+    """How many batches are read before the one of this number: those left out are not."""
+    return number - sum(skipped < number for skipped in recipe.schedule.skipped_batches)
+
+
+def _check_phases(found: Situation, recipe: Recipe, reached: set[int]) -> None:
+    """A phase that the new length leaves no step for is said here: a run that goes on would pass over it."""
+    missing = [number + 1 for number in range(len(recipe.mixture.shares)) if number not in reached]
+    multiple = switch_multiple(recipe.mixture.block_sequences, recipe.schedule.batch_sequences)
+    read = recipe.batch_of(found.step) + 1
+    block_end = recipe.init_from.data_step + _batches_read(recipe, -(-read // multiple) * multiple)
+    if missing:
+        raise EquimoeError(
+            "length",
+            f"leaves no step for phase {' and '.join(map(str, missing))} of the mixture: the next one can begin at step"
+            f" {block_end:,}, where a block ends, and then every {multiple:,} steps",
+            "Wish for more",
+            value=f"{recipe.schedule.steps:,} steps",
+        )
+
+
+def _loss(found: Situation, recipe: Recipe, gains: Gains, phases: tuple[int, ...]) -> EndOfRun | None:
     curve = _curve(found.run, found.recipe).until(found.step)
-    extra = {} if gains is None else {"gains": gains, "basis": "its own curve, annealing as in the runs it is like"}
     try:
-        return predict_end(curve, recipe.schedule.steps, rate_over_run(recipe, 1.0), **extra)
+        loss = predict_end(curve, recipe.schedule.steps, rate_over_run(recipe, 1.0), gains)
     except EquimoeError:
         return None
+    if phases and gains is GAINS:  # runs that it is like had that mixture too
+        loss = dataclasses.replace(loss, basis=f"{loss.basis}, on the mixture of now: a later one has its own loss")
+    return loss
 
 
 def _duration(days: float | None) -> str:
     if days is None:
         return "-"
-    return f"{days:.1f} days" if days >= 2 else f"{24 * days:.1f} hours" if days * 24 >= 2 else f"{1440 * days:.0f} min"
+    for unit, per_day in (("days", 1), ("hours", 24), ("min", 24 * 60)):
+        if days * per_day >= 2:
+            return f"{days * per_day:.1f} {unit}"
+    return f"{days * SECONDS_A_DAY:.0f} s"
 
 
 def _date(days: float | None) -> str:

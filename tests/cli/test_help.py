@@ -23,7 +23,7 @@ EXAMPLES = {
     ("launch",): "equimoe launch slurm hero --data /shared/store > job.sbatch",
     ("launch", "slurm"): "equimoe launch slurm mine.py schedule.steps=50 --devices 16 --hardware h100 --out job.sbatch",
     ("launch", "k8s"): "equimoe launch k8s mine.py --devices 16 --hardware h100 --run /shared/mine --out job.yaml",
-    ("replan",): "equimoe replan hero --days 60 --hosts 640",
+    ("replan",): "equimoe replan hero --days 60 --hosts 512",
     ("drops",): "equimoe drops hero --load tiny --data 'docs/**/*.md' --json",
     ("data",): "equimoe data show tiny --data 'docs/*.md'",
     ("data", "show"): "equimoe data show tiny 3 --data 'docs/*.md,notes.jsonl'",

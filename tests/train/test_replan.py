@@ -7,15 +7,13 @@ import json
 import math
 import shutil
 
-import numpy as np
 import pytest
-from tiny_runs import compile_once
+from tiny_runs import compile_once, die_at
 
 from equimoe.errors import EquimoeError
-from equimoe.ladder.annealing import Curve, fit_annealing, predict_end
 from equimoe.optim.rates import planned
 from equimoe.recipe.recipe_json import read_recipe
-from equimoe.recipe.record import EarlierPlan
+from equimoe.recipe.record import EarlierPlan, Mesh
 from equimoe.train import loop
 from equimoe.train.metrics import read_lines
 from equimoe.train.replan import Wish, look_at, options_for, report, write_plan
@@ -47,7 +45,11 @@ def replan(run, why="", **wish):
     return options
 
 
-def test_half_the_tokens_by_hand(tiny, at_4):
+def killed(*_):
+    raise RuntimeError("killed")
+
+
+def test_half_the_tokens_by_hand(tiny, at_4, monkeypatch):
     before = rates(tiny.run)
     options = replan(at_4, tokens=6 * 256, why="the laptop is needed")
     assert [option.recipe.schedule.steps for option in options] == [12, 6]
@@ -56,6 +58,9 @@ def test_half_the_tokens_by_hand(tiny, at_4):
     assert recipe == options[-1].recipe and provenance["replanned"][0]["steps"] == [12, 6]
     assert provenance["replanned"][0]["why"] == "the laptop is needed"
     assert read_lines(at_4 / "events.jsonl")[-1]["event"] == "replanned"
+    with monkeypatch.context() as patches, pytest.raises(RuntimeError, match="killed"):
+        die_at("in the step", 6, killed, patches.setattr)  # before the first checkpoint of the new plan
+        loop.resume_run(at_4)
     loop.resume_run(at_4)
     after, peak = rates(at_4), 0.05
     assert list(after) == list(range(1, 7)) and [after[s] for s in range(1, 6)] == [before[s] for s in range(1, 6)]
@@ -86,6 +91,35 @@ def test_resumed_at_any_moment_it_is_the_same_and_changed_twice_too(at_4, tmp_pa
     assert read_recipe(copy)[0].schedule.plans == () and read_recipe(copy)[0].schedule.steps == 12
 
 
+@pytest.mark.slow
+def test_a_checkpoint_that_was_lost_takes_the_plans_after_it_with_it(tiny, tmp_path):
+    """12 steps, cut to 10 at step 8; that checkpoint is lost: from step 4 on 6 instead, and 12 is again as at first."""
+    run = shutil.copytree(tiny.run, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints" / "12")
+    replan(run, steps=10)
+    shutil.rmtree(run / "checkpoints" / "8")
+    again = shutil.copytree(run, tmp_path / "again")
+    replan(run, steps=6)
+    assert read_recipe(run)[0].schedule.plans == ((4, 12),)
+    loop.resume_run(run)
+    assert rates(run)[5] == rates(tiny.run)[5] and len(rates(run)) == 6
+    loop.resume_run(again)  # step 8 once more, and the plan from there
+    assert len(rates(again)) == 10
+    shutil.rmtree(again / "checkpoints" / "10")
+    shutil.rmtree(again / "checkpoints" / "8")
+    replan(again, steps=12)
+    assert read_recipe(again)[0] == read_recipe(tiny.run)[0]
+
+
+def test_settings_changed_since_it_was_looked_at_are_kept(at_4):
+    found = look_at(at_4)
+    record = json.loads((at_4 / "recipe.json").read_text())
+    record["recipe"]["checkpoints"]["keep"] = 9
+    (at_4 / "recipe.json").write_text(json.dumps(record))
+    write_plan(found, options_for(found, Wish(steps=6))[-1])
+    assert read_recipe(at_4)[0].checkpoints.keep == 9 and read_recipe(at_4)[0].schedule.steps == 6
+
+
 def test_without_a_wish_or_before_it_is_written_nothing_changes(at_4):
     before = {path: path.read_bytes() for path in at_4.rglob("*") if path.is_file()}
     found = look_at(at_4)
@@ -102,9 +136,40 @@ def test_days_and_hosts_at_the_speed_that_was_measured(at_4):
     assert found.seconds_per_step == 3.0, "2 s, and a quarter of the evaluation's 4 s"
     (_, option) = options_for(found, Wish(days=15 / 86_400))
     assert option.recipe.schedule.steps == 4 + 5 and option.days == pytest.approx(15 / 86_400)
-    planned_, more, cut = options_for(found, Wish(hosts=2))  # twice as fast: 8 steps were left, 16 fit
-    assert more.days == pytest.approx(planned_.days / 2)
-    assert cut.recipe.schedule.steps == 4 + 16 and cut.days == pytest.approx(planned_.days)
+    as_planned, more = options_for(found, Wish(hosts=2))  # twice as fast, and no reason for another length
+    assert more.days == pytest.approx(as_planned.days / 2) and more.recipe == found.recipe
+    wide = dataclasses.replace(found, hosts=4, devices=8)
+    as_planned, late, cut = options_for(wide, Wish(hosts=2))  # half as fast: 8 steps were left, 4 fit
+    assert late.days == pytest.approx(2 * as_planned.days) and late.recipe == found.recipe
+    assert cut.recipe.schedule.steps == 4 + 4 and cut.days == pytest.approx(as_planned.days)
+    assert "days on other hosts are in proportion to them" in list(report(wide, [as_planned, late, cut]))
+    # 6 devices cannot share 8 sequences; 4 can, and 8
+    with pytest.raises(
+        EquimoeError, match=r"hosts \(3\): must have devices that a batch of 8 sequences .* Use 2 or 4$"
+    ):
+        options_for(wide, Wish(hosts=3))
+    fixed = dataclasses.replace(wide, recipe=dataclasses.replace(wide.recipe, mesh=Mesh(data=8)))
+    *_, cut = options_for(fixed, Wish(hosts=2))
+    assert cut.mesh == Mesh(data=4) and any(
+        "resume with mesh.replica=1 mesh.data=4" in line for line in report(fixed, [cut])
+    )
+
+
+def test_the_speed_is_that_of_the_last_start_which_made_steps(at_4):
+    events = [
+        {"event": "started", "step": 0, "processes": 4, "devices": 8},
+        {"event": "resumed", "step": 2, "processes": 2, "devices": 4},
+    ]
+    lines = [{"step": step, "step_seconds": 1.0 if step <= 10 else 3.0} for step in range(1, 15)]
+    (at_4 / "timing.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def found(last: int):
+        events[1]["step"] = last
+        (at_4 / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        return look_at(at_4)
+
+    assert (found(10).seconds_per_step, found(10).hosts, found(10).devices) == (3.0, 2, 4)
+    assert found(12).seconds_per_step == 1.0 * 8 / 4, "two steps are too few: those before, on half the devices"
 
 
 @pytest.mark.parametrize(
@@ -116,6 +181,9 @@ def test_days_and_hosts_at_the_speed_that_was_measured(at_4):
         ({"days": 0.0}, r"days \(0.0\): must be above 0"),
         ({"days": math.nan}, "must be above 0"),
         ({"hosts": 0}, r"hosts \(0\): must be at least 1"),
+        ({"tokens": math.inf}, r"tokens \(inf\): must be a number"),
+        ({"tokens": 1e18}, "must be at most 2,147,483,647"),
+        ({"days": 1 / 86_400}, "must leave at least one step"),
     ],
 )
 def test_impossible_wishes(at_4, wish, message):
@@ -142,30 +210,3 @@ def test_runs_that_cannot_be_replanned(tiny, at_4, tmp_path):
     shutil.rmtree(at_4 / "checkpoints")
     with pytest.raises(EquimoeError, match="has made no step that was saved"):
         look_at(at_4)
-
-
-def law(rate, steps: int, first: int, scale: float, power: float, gain: float) -> np.ndarray:
-    """The law of the docstring, written down step by step."""
-    losses, learnt, fallen, area = [], 0.0, 0.0, 0.0
-    for step in range(steps):
-        learnt += rate(step)
-        fallen = fallen * math.exp(-4 / first) + max(0.0, rate(step - 1) - rate(step) if step else 0.0)
-        area += fallen
-        losses.append(1.4 + scale * (learnt / first) ** -power - gain * area / first)
-    return np.array(losses)
-
-
-def test_the_end_of_a_curve_that_follows_the_law():
-    """400 steps planned; at 80 the end is known, as planned and cut to 200; and c from a curve that is whole."""
-    first, noise = 400, np.random.default_rng(0).normal(0, 0.02, 400)
-    rate = planned(1.0, first, warmup_fraction=0.0)
-    curve = Curve(np.arange(1, first + 1), law(rate, first, first, 2.0, 0.3, 3.0) + noise, first, rate)
-    (low, gain, high) = fit_annealing([curve])
-    assert gain == pytest.approx(3.0, rel=0.1) and low < gain < high
-    cut = planned(1.0, 200, warmup_fraction=0.0, earlier=((80, first),))
-    for steps, rates_ in ((first, rate), (200, cut)):
-        truth = law(rates_, steps, first, 2.0, 0.3, 3.0)[-20:].mean()
-        found = predict_end(curve.until(80), steps, rates_, gains=(low, gain, high))
-        assert found.mean == pytest.approx(truth, abs=0.05) and found.low < truth < found.high
-    with pytest.raises(EquimoeError, match="takes at least 20 steps"):
-        predict_end(curve.until(30), first, rate)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import random
 import shutil
 from pathlib import Path
 
 import pytest
-from tiny_runs import WORDS, compile_once
+from tiny_runs import compile_once, two_cells
 
-from equimoe.data.cell_store import HELDOUT, CellStore, finish_store, shard_folder
+from equimoe.data.cell_store import CellStore, finish_store, shard_folder
 from equimoe.data.run_store import written_out
-from equimoe.data.store import StoreWriter
-from equimoe.data.tokenizer import train_tokenizer
 from equimoe.errors import EquimoeError
 from equimoe.evaluate import Score
 from equimoe.recipe import Data, Evaluation, InitFrom, Logging, Mixture, MixtureStage
@@ -39,21 +36,7 @@ def _compile_once(monkeypatch):
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> Path:
-    """Two cells: words as they are, and in capitals."""
-    folder, rng = tmp_path_factory.mktemp("stores") / "cells", random.Random(0)
-    texts = {
-        name: [change(" ".join(rng.choices(WORDS, k=rng.randint(5, 60)))) for _ in range(60)]
-        for name, change in (("a", str), ("b", str.upper))
-    }
-    tokenizer = train_tokenizer([text for cell in texts.values() for text in cell], VOCABULARY)
-    for name, documents in texts.items():
-        for part, chosen in ((shard_folder(name, 0), documents[8:]), (f"{HELDOUT}/{name}", documents[:8])):
-            with StoreWriter(folder / part, VOCABULARY, tokenizer.sha256) as writer:
-                for text, ids in zip(chosen, tokenizer.encode_documents(chosen), strict=True):
-                    writer.add(ids, len(text.encode()))
-                writer.finish()
-    finish_store(folder, tokenizer, VOCABULARY, {})
-    return folder
+    return two_cells(tmp_path_factory.mktemp("stores") / "cells")
 
 
 @pytest.fixture(scope="module")

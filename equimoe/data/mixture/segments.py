@@ -51,12 +51,14 @@ def switch_multiple(block_sequences: int, batch_sequences: int) -> int:
 def run_segments(recipe: Recipe, cells: Mapping[str, int]) -> tuple[Segment, ...]:
     """The segments of a run over a store of these `cells`, counted from the first row that it reads of it."""
     schedule, first = recipe.schedule, recipe.init_from.data_step
+    # A plan ends after the last batch that was read under it: further on in the data by every batch left out before.
+    plans = [(recipe.batch_of(until) + 1 + first, planned) for until, planned in schedule.plans if until > first]
     return segments_of(
         recipe.mixture,
         cells,
         steps=schedule.steps,
         batch_sequences=schedule.batch_sequences,
-        plans=schedule.plans,
+        plans=plans,
         first_step=first,
     )
 

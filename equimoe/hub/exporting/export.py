@@ -107,7 +107,7 @@ def export(
     with _removal_said(checkpoints, recipe):
         with _readable(run):
             for each in checkpoints:
-                refuse_edited(checkpoint.read_position(each)["trajectory"], recipe, str(each))
+                refuse_edited(checkpoint.read_position(each)["trajectory"], recipe, str(each), step=int(each.name))
             source = _identity(run, checkpoints, dtype, max_shard_bytes)
             shards = _shards(weight_tensors(describe(recipe.model), DTYPES[dtype]), max_shard_bytes)
             tokenizer = load_tokenizer(checkpoints[0] / checkpoint.TOKENIZER, recipe.model.vocab_size)

@@ -124,6 +124,9 @@ def _facts(card: CardFacts, lines: list[dict]) -> Iterator[tuple[str, str]]:
     yield "experts", f"{model.num_experts}, {model.num_experts_per_tok} per token, {model.num_shared_experts} shared"
     yield "row length, window", f"{model.max_position_embeddings:,}, {model.sliding_window:,}"
     yield "trained", f"{step:,} of {recipe.schedule.steps:,} steps, {step * recipe.tokens_per_step:,} tokens"
+    plans = [f"{planned:,} steps until step {until:,}" for until, planned in recipe.schedule.plans]
+    if plans:
+        yield "planned before", ", then ".join(plans)
     yield from _train_loss(lines, step)
     yield "weights", _weights(card)
     if recipe.data.path is not None and step > 0:  # a run that was imported and made no step has read nothing
