@@ -120,14 +120,14 @@ def refuse_edited(kept: Mapping[str, Any], recipe: Recipe, where: str, *, step: 
         )
 
 
-<<<<<<< HEAD
 def _kept_schedule(kept: Mapping[str, Any]) -> Schedule:
     """The plans that a checkpoint kept."""
     names = dict.fromkeys(path.split(".")[2] for path in kept if path.startswith(PLANS))
     plans = [EarlierPlan(kept[f"{PLANS}{name}.until_step"], kept[f"{PLANS}{name}.steps"]) for name in names]
     plans.sort(key=lambda plan: plan.until_step)
     return Schedule(kept[LENGTH], 1, earlier={str(number): plan for number, plan in enumerate(plans)})
-=======
+
+
 def _not_added(before: Sequence[int], after: Sequence[int], read: int) -> str:
     """What is wrong if `after` is not `before` with batches added that come after the `read` ones that were read."""
     if not set(before) <= set(after):
@@ -135,7 +135,6 @@ def _not_added(before: Sequence[int], after: Sequence[int], read: int) -> str:
     late = batch_number(before, read)
     early = sorted(number for number in set(after) - set(before) if number < late)
     return f"must leave out no batch that was read: {early}" if early else ""
->>>>>>> main
 
 
 def _fixed(recipe: Recipe) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def test_phases_and_epochs_of_a_shorter_run_by_hand(finished, at_4):
 
 
 def test_a_plan_ends_after_the_batches_that_were_left_out_too(at_4):
-    """Without batch 2, four steps read 0, 1, 3 and 4: the next plan decides from batch 5 on, step 5. Blocks of a batch."""
+    """Without batch 2, four steps read 0, 1, 3 and 4: the next plan decides from batch 5 on. A block is one."""
     found = look_at(at_4)
     schedule = dataclasses.replace(found.recipe.schedule, skipped_batches=(2,))
     mixture = dataclasses.replace(MIXTURE, block_sequences=8)
