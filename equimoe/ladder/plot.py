@@ -40,6 +40,8 @@ def draw_law(
     grid = np.geomspace(min(everywhere) / _MARGIN, max(everywhere) * _MARGIN, _SAMPLES)
     band = student(found.fit, grid[:, None], level)
     with picture(path, width=7.0, height=4.6) as axes:
+        axes.set_xscale("log")
+        axes.set_xlim(grid[0], grid[-1])
         if all(each.low is not None for each in band):
             low, high = ([(getattr(each, end) or 0.0) - base for each in band] for end in ("low", "high"))
             axes.fill_between(
@@ -49,8 +51,11 @@ def draw_law(
         points = found.fit.points
         xs, ys = [point.flops for point in points], [point.loss - base for point in points]
         axes.plot(xs, ys, "o", color=_INK, markersize=6, label="rungs")
-        for point, x, y in zip(points, xs, ys, strict=True):
-            _name(axes, point.label if point.rung else f"{point.loss:.4g}", x, y)
+        named = {
+            point.label if point.rung else f"{point.loss:.4g}": at for point, *at in zip(points, xs, ys, strict=True)
+        }
+        for name, at in named.items():  # of several seeds once
+            _name(axes, name, *at)
         for held in found.held_out:
             _mark(axes, held.flops, held.measured - base, held.rung, held is found.held_out[0])
         for number, size in enumerate(flops):
@@ -67,13 +72,16 @@ def _mark(axes: Any, x: float, y: float, name: str, first: bool) -> None:
 
 
 def _name(axes: Any, text: str, x: float, y: float) -> None:
-    axes.annotate(text, (x, y), xytext=(5, 6), textcoords="offset points", fontsize=9)
+    """Above the point, and behind it; before it where the right half of the picture would cut the name off."""
+    left, right = axes.get_xlim()
+    before = x * x > left * right
+    place = {"xytext": (-5, -14), "ha": "right"} if before else {"xytext": (5, 6), "ha": "left"}
+    axes.annotate(text, (x, y), textcoords="offset points", fontsize=9, **place)
 
 
 def _finish(axes: Any, found: EvalFit, height: str, base: float) -> None:
     from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 
-    axes.set_xscale("log")
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     if high < _DECADE * low:  # usual here: matplotlib would label no tick, or in powers of ten
