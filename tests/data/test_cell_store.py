@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from data_helpers import make_cell_store
 
+from equimoe.data.cell_header import identity
 from equimoe.data.cell_store import CellStore, is_store, joined, slug
 from equimoe.data.store import parse_header
 from equimoe.errors import EquimoeError
@@ -179,7 +180,34 @@ def test_dropped_or_swapped_shards_are_another_store(cells, tmp_path):
             CellStore.open(tmp_path / "cells")
 
 
-@pytest.mark.parametrize("change", ["changed", "missing", "binary"])
+def test_folders_that_the_header_does_not_list_are_named(cells, tmp_path):
+    """A header from which a cell was taken, with an identity made anew, would train on less in silence."""
+    file = tmp_path / "cells" / "store.json"
+    header = json.loads(file.read_text())
+    del header["cells"]["speeches"]
+    header["corpus_sha256"] = identity(header["cells"])
+    file.write_text(json.dumps(header))
+    with pytest.raises(EquimoeError, match=r"heldout/speeches \(which store.json does not list\); train/speeches/000"):
+        CellStore.open(tmp_path / "cells").verify()
+
+
+def test_numbers_of_other_types_and_names_given_twice_are_refused(cells, tmp_path):
+    file = tmp_path / "cells" / "store.json"
+    header = json.loads(file.read_text())
+    for change in ({"version": True}, {"cells": {}}):
+        file.write_text(json.dumps({**header, **change}))
+        with pytest.raises(EquimoeError, match="version must be 1|it lists no cell"):
+            CellStore.open(tmp_path / "cells")
+    header["cells"]["docs"]["train"]["tokens"] = 10.0
+    file.write_text(json.dumps(header))
+    with pytest.raises(EquimoeError, match="cell docs has 10.0 tokens"):
+        CellStore.open(tmp_path / "cells")
+    file.write_text('{"format": "equimoe-store", "format": "equimoe-store"}')
+    with pytest.raises(EquimoeError, match="a name is given twice: format"):
+        CellStore.open(tmp_path / "cells")
+
+
+@pytest.mark.parametrize("change", ["changed", "missing", "binary", "folder"])
 def test_the_tokenizer_is_part_of_the_store(cells, tmp_path, change):
     path = tmp_path / "cells" / "tokenizer.json"
     parsed = json.loads(path.read_text())
@@ -187,6 +215,9 @@ def test_the_tokenizer_is_part_of_the_store(cells, tmp_path, change):
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     if change == "missing":
         path.unlink()
+    elif change == "folder":
+        path.unlink()
+        path.mkdir()
     else:
         path.write_bytes(json.dumps(parsed).encode() if change == "changed" else b"\xff\xfe")
     store = CellStore.open(tmp_path / "cells")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 from data_helpers import make_cell_store, make_store
 
 from equimoe import Data, Mixture, Recipe, Schedule, derive
+from equimoe.data.cell_store import CellStore
 from equimoe.data.look.lengths import LengthCounter
-from equimoe.data.look.stats import stats_of
+from equimoe.data.look.stats import stats_of, store_stats
 from equimoe.data.look.stored import look_at_data, look_at_named
 from equimoe.data.look.subject import Subject, subject_of
 from equimoe.data.look.tables import epochs_text
@@ -70,6 +72,19 @@ def test_quantiles_are_within_what_is_said():
     for value, share in ((found.median, 0.5), (found.ninety_percent, 0.9)):
         assert value == pytest.approx(np.quantile(lengths, share, method="inverted_cdf"), rel=0.004, abs=0.5)
     assert sum(octave.tokens for octave in found.octaves) == lengths.sum()
+
+
+def test_a_store_that_was_changed_is_not_counted(tmp_path):
+    """The bytes of texts of a shard and its cell doubled, the identity as it was: every number of it would be wrong."""
+    store = make_cell_store(tmp_path / "store", {"docs": [[[3, 4], [5]]]})
+    file = tmp_path / "store" / "store.json"
+    header = json.loads(file.read_text())
+    docs = header["cells"]["docs"]
+    docs["shards"][0]["text_bytes"] *= 2
+    docs["train"]["text_bytes"] *= 2
+    file.write_text(json.dumps(header))
+    with pytest.raises(EquimoeError, match="train/docs/00000 must be the shard that it was finished with"):
+        store_stats(CellStore.open(store.location))
 
 
 def test_what_a_run_reads_by_hand(store, recipe):

@@ -309,6 +309,22 @@ def test_a_store_of_the_cache_is_the_same_from_any_folder(tmp_path, cache, monke
     assert said == [], "nothing was prepared again"
 
 
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("whole/train/deeper", "must not lie inside of a store, it is in .*whole"),
+        ("/proc/nowhere", "must be a place where folders can be made"),
+    ],
+)
+def test_where_no_store_can_be(tmp_path, cache, out, message):
+    corpus(tmp_path / "raw")
+    data = Data(path=str(tmp_path / "raw" / "notes"), heldout_fraction=0.1)
+    if out.startswith("whole"):
+        prepare_store(data, tmp_path / "whole", vocabulary=300)
+    with pytest.raises(EquimoeError, match=message):
+        prepare_store(data, tmp_path / out, vocabulary=300)
+
+
 def test_who_waits_opens_what_the_other_process_prepared(tmp_path, cache):
     """Two runs that start at once on one corpus: the lock of the first is held here, the second waits for it."""
     corpus(tmp_path / "raw")
