@@ -52,7 +52,8 @@ def test_params_of_a_preset_a_width_a_file_and_with_changes(cli, tmp_path):
         (["params", "d768", "model.num_expert=9"], "did you mean model.num_experts"),
         (
             ["show", "tinny"],
-            "recipe ('tinny'): must be a packaged one (hero, one_gpu, tiny, tiny_two_phase) or the path of a .py file. "
+            "recipe ('tinny'): must be a packaged one (hero, ladder, midtrain, one_gpu, tiny, tiny_ladder, "
+            "tiny_two_phase) or the path of a .py file. "
             "Did you mean tiny?",
         ),
         (["show", "tiny", "schedule.step=9"], "did you mean schedule.steps"),
@@ -75,9 +76,17 @@ def test_mistakes_are_named_without_a_traceback_and_exit_2(cli, arguments, messa
 def test_recipes_lists_every_packaged_recipe_with_its_cost(cli):
     code, out, _ = cli("recipes")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["hero", "one_gpu", "tiny", "tiny_two_phase"]
+    assert [line.split()[0] for line in out.splitlines()] == [
+        "hero",
+        "ladder",
+        "midtrain",
+        "one_gpu",
+        "tiny",
+        "tiny_ladder",
+        "tiny_two_phase",
+    ]
     assert all("Cost: " in line for line in out.splitlines())
-    names = ["hero", "one_gpu", "tiny", "tiny_two_phase"]
+    names = ["hero", "ladder", "midtrain", "one_gpu", "tiny", "tiny_ladder", "tiny_two_phase"]
     assert [line["name"] for line in json.loads(cli("recipes", "--json")[1])] == names
 
 
