@@ -7,6 +7,7 @@ import math
 import os
 import random
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,8 @@ def test_pretrain_cooldown_long_rows_export_and_on(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     recipe = tmp_path / "small.py"
     recipe.write_text(RECIPE.format(a=str(tmp_path / "a.jsonl"), b=str(tmp_path / "b.jsonl")))
-    environment = {**os.environ, "EQUIMOE_CACHE": str(tmp_path / "cache")}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # the command of this environment, activated or not
+    environment = {**os.environ, "PATH": path, "EQUIMOE_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(
         ["bash", str(HERE / "hand_off.sh"), str(recipe), str(tmp_path)], capture_output=True, text=True, env=environment
     )
