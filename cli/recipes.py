@@ -37,8 +37,9 @@ def recipes(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps([asdict(line) for line in found], indent=1))
     else:
+        width = max(len(line.name) for line in found)
         for line in found:
-            typer.echo(f"{line.name:<10} {line.purpose} Cost: {line.cost}.")
+            typer.echo(f"{line.name:<{width}}  {line.purpose} Cost: {line.cost}.")
 
 
 @packaged.command()

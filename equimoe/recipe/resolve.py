@@ -253,7 +253,9 @@ def _inside(path: Path, error: BaseException) -> EquimoeError:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == full]
     line = error.lineno if isinstance(error, SyntaxError) and error.filename == full else lines[-1] if lines else 1
     what = str(error) if isinstance(error, EquimoeError) else f"{type(error).__name__}: {error}"
-    return EquimoeError(f"recipe file {path}:{line}", f"must run, but: {what}".rstrip("."), "Repair that line")
+    # One of ours is most often about what the recipe was given: a run that is not there, a rung of another name.
+    remedy = "Give it something else, or repair that line" if isinstance(error, EquimoeError) else "Repair that line"
+    return EquimoeError(f"recipe file {path}:{line}", f"must run, but: {what}".rstrip("."), remedy)
 
 
 # ---- overrides
