@@ -265,10 +265,6 @@ class CellStore:
         ]
         return sorted({path.relative_to(root).as_posix() for path in there} - set(listed))
 
-    def opened(self, entry: ShardEntry) -> TokenStore:
-        """A shard, compared with the header, and not kept open."""
-        return self._first_opened(entry)
-
     def _damaged(self, folder: str, entry: Mapping[str, Any]) -> list[str]:
         try:
             sums = self._shard_header(folder, entry)["sha256"]
@@ -307,14 +303,15 @@ class CellStore:
             if entry.folder in self._open:
                 self._open.move_to_end(entry.folder)
                 return self._open[entry.folder]
-        shard = self._first_opened(entry)
+        shard = self.opened(entry)
         with self._lock:
             self._open[entry.folder] = shard
             while len(self._open) > OPEN_SHARDS:
                 self._open.popitem(last=False)
         return shard
 
-    def _first_opened(self, entry: ShardEntry) -> TokenStore:
+    def opened(self, entry: ShardEntry) -> TokenStore:
+        """A shard, compared with the header, and not kept open."""
         self._shard_header(entry.folder, asdict(entry))
         return self.place.shard(entry.folder)
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from equimoe.errors import EquimoeError
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.recipe.record import TAKEN, InitFrom, Recipe
-from equimoe.recipe.run_folder import checkpoint_steps, find_run
+from equimoe.recipe.run_folder import checkpoint_step, find_run
 
 __all__ = ["continued"]
 
@@ -24,13 +23,5 @@ def continued(run: str, step: int | None = None, take: tuple[str, ...] = TAKEN) 
     `run`: a name under runs/, or a path. EquimoeError if there is no such run or checkpoint.
     """
     folder = find_run(run).absolute()
-    steps = checkpoint_steps(folder)
-    if not steps or (step is not None and step not in steps):
-        raise EquimoeError(
-            "step",
-            f"must be a checkpoint of {folder}, it has {', '.join(map(str, steps)) or 'none'}",
-            "Name one of them" if steps else "Train it first",
-            value=step,
-        )
-    init = InitFrom(source=str(folder), step=steps[-1] if step is None else step, take=take)
+    init = InitFrom(source=str(folder), step=checkpoint_step(folder, step, "step"), take=take)
     return dataclasses.replace(read_recipe(folder)[0], init_from=init)

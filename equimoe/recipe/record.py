@@ -499,7 +499,7 @@ class Recipe:
     def planned_tokens(self) -> int:
         """Tokens of its data that the run was to read when it began: what simulated epoching is a share of."""
         begun = self.init_from.data_step
-        steps = next((steps for until, steps in self.schedule.plans if begun < until), self.schedule.steps)
+        _, steps = self.schedule.followed(begun + 1)
         return (steps - begun) * self.tokens_per_step
 
     def computed_in(self, dtype: str) -> Recipe:

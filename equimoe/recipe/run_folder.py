@@ -14,9 +14,12 @@ from equimoe.recipe.fields import nearest
 
 __all__ = [
     "LONGEST_NAME",
-    "checkpoint_steps",
+    "MARKER",
+    "checkpoint_step",
+    "committed_steps",
     "find_run",
     "has_begun",
+    "is_step",
     "known_runs",
     "new_run",
     "refuse_used",
@@ -26,7 +29,8 @@ __all__ = [
 RUNS = Path("runs")
 LONGEST_NAME = 255  # bytes, on every file system in use
 RECIPE, METRICS = "recipe.json", "metrics.jsonl"
-COMMITTED = "checkpoints/[0-9]*/COMMITTED"  # the marker of a complete checkpoint (train/checkpoint.py)
+MARKER = "COMMITTED"  # of a complete checkpoint, written last (train/checkpoint.py)
+COMMITTED = f"checkpoints/[0-9]*/{MARKER}"
 
 
 def known_runs() -> list[str]:
@@ -46,9 +50,31 @@ def has_begun(run: Path) -> bool:
     return (run / RECIPE).is_file()
 
 
-def checkpoint_steps(run: Path) -> list[int]:
-    """Steps of the complete checkpoints of a run, oldest first."""
-    return sorted(int(path.parent.name) for path in run.glob(COMMITTED) if path.parent.name.isascii())
+def is_step(name: str) -> bool:
+    """Whether a folder is named like a checkpoint: `str.isdigit` alone also takes a superscript."""
+    return name.isascii() and name.isdigit() and len(name) < 20
+
+
+def committed_steps(folder: Path) -> list[int]:
+    """Steps with a complete checkpoint in `folder`, the checkpoints of a run, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(p.name) for p in folder.iterdir() if is_step(p.name) and (p / MARKER).exists())
+
+
+def checkpoint_step(run: Path, step: int | None, setting: str) -> int:
+    """`step`, which must be a complete checkpoint of the run, None: the newest. `setting`: what errors call it."""
+    steps = committed_steps(run / "checkpoints")
+    if steps and step is None:
+        return steps[-1]
+    if step is None or step not in steps:
+        raise EquimoeError(
+            setting,
+            f"must be a checkpoint of {run}, it has {', '.join(map(str, steps)) or 'none'}",
+            "Name one of them" if steps else "Train it first",
+            value=step,
+        )
+    return step
 
 
 def refuse_used(run: Path) -> None:

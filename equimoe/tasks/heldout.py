@@ -16,7 +16,7 @@ from equimoe.data.evals import prepare_set
 from equimoe.data.rows import heldout_batches
 from equimoe.data.store import TokenStore
 from equimoe.data.tokenizer import TextTokenizer
-from equimoe.errors import EquimoeError
+from equimoe.errors import EquimoeError, renamed
 from equimoe.evaluate import Score, evaluate, macro_and_micro, make_scorer
 from equimoe.model.transformer import Transformer
 from equimoe.recipe import Data
@@ -92,18 +92,8 @@ def data_sets(
         try:
             stores[name] = prepare_set(name, data, tokenizer, vocabulary, log)
         except EquimoeError as error:
-            raise _as_options(error) from error
+            raise renamed(error, {"data.path": "--data", "data.text_field": "--text-field"}) from error
     return stores
-
-
-def _as_options(error: EquimoeError) -> EquimoeError:
-    """An error about `data.*` in the words of the command line."""
-    return EquimoeError(
-        "--data" if error.subject == "data.path" else error.subject,
-        error.rule,
-        error.remedy.replace("data.text_field", "--text-field"),
-        value=error.value,
-    )
 
 
 def score_stores(

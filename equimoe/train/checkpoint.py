@@ -30,6 +30,7 @@ from jaxtyping import PyTree
 from equimoe.errors import EquimoeError, first_line
 from equimoe.files import ASIDE_PREFIX, aside, sync_folder, write_file
 from equimoe.parallel.processes.together import ALONE, Processes
+from equimoe.recipe.run_folder import MARKER, committed_steps, is_step
 from equimoe.train.state import TrainState
 
 __all__ = [
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 FORMAT, FORMAT_VERSION = "equimoe-checkpoint", 1
-STATE, POSITION, TOKENIZER, MARKER = "state", "position.json", "tokenizer.json", "COMMITTED"
+STATE, POSITION, TOKENIZER = "state", "position.json", "tokenizer.json"
 DATA_FILE_BYTES = 256 << 20  # what is to be written waits in memory for a file of this size; Orbax would take 2 GB
 
 
@@ -140,7 +141,7 @@ def remove_incomplete(folder: Path) -> list[str]:
     """Remove what killed saves left in `folder`, and return the names. Only for the process that holds the run."""
     if not folder.is_dir():
         return []
-    steps = [p for p in folder.iterdir() if _is_step(p.name) and not (p / MARKER).exists()]
+    steps = [p for p in folder.iterdir() if is_step(p.name) and not (p / MARKER).exists()]
     left = sorted([*folder.glob(f"{ASIDE_PREFIX}*"), *steps])
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
@@ -238,7 +239,7 @@ def restore(checkpoint: Path, like: TrainState, *, without_optimizer: bool = Fal
 
 def _older(checkpoint: Path) -> str:
     """What to do about a checkpoint that is damaged."""
-    number = int(checkpoint.name) if _is_step(checkpoint.name) else 0
+    number = int(checkpoint.name) if is_step(checkpoint.name) else 0
     older = [step for step in committed_steps(checkpoint.parent) if step < number]
     if older:
         return f"Remove {checkpoint} to continue from {checkpoint.parent / str(older[-1])}"
@@ -316,18 +317,6 @@ def read_position(checkpoint: Path) -> dict:
             value=str(checkpoint),
         )
     return {"step": step, "sequences": sequences, "trajectory": trajectory}
-
-
-def _is_step(name: str) -> bool:
-    """Whether a folder is named like a checkpoint: `str.isdigit` alone also takes a superscript."""
-    return name.isascii() and name.isdigit() and len(name) < 20
-
-
-def committed_steps(folder: Path) -> list[int]:
-    """Steps with a complete checkpoint, oldest first."""
-    if not folder.is_dir():
-        return []
-    return sorted(int(p.name) for p in folder.iterdir() if _is_step(p.name) and (p / MARKER).exists())
 
 
 def newest_checkpoint(run: Path) -> Path:

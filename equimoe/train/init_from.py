@@ -33,7 +33,7 @@ from equimoe.plan.arithmetic import run_rates
 from equimoe.recipe import Mixture, Recipe
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.recipe.record import TAKEN, InitFrom
-from equimoe.recipe.run_folder import find_run, run_path
+from equimoe.recipe.run_folder import checkpoint_step, find_run, run_path
 from equimoe.train import checkpoint
 from equimoe.train.state import TrainState, abstract_state, state_of_weights
 
@@ -87,15 +87,7 @@ def find_parent(recipe: Recipe) -> Parent | None:
         return None
     run = find_run(init.source).absolute()
     before, provenance = read_recipe(run)
-    steps = checkpoint.committed_steps(run / "checkpoints")
-    step = init.step if init.step is not None else steps[-1] if steps else None
-    if step not in steps:
-        raise EquimoeError(
-            "init_from.step",
-            f"must be a checkpoint of {run}, it has {', '.join(map(str, steps)) or 'none'}",
-            "Name one of them" if steps else "Train it first",
-            value=step,
-        )
+    step = checkpoint_step(run, init.step, "init_from.step")
     return Parent(run, step, before, provenance.get("data", {}), provenance.get("weights_given", {}))
 
 

@@ -143,16 +143,16 @@ def options_for(found: Situation, wish: Wish, *, like: Sequence[Path] = ()) -> l
     """
     hosts = found.hosts if wish.hosts is None else wish.hosts
     _check(found, wish, hosts)
-    gains = _gains(found, like)
-    planned = _option("as planned", found, found.recipe, found.hosts, gains)
+    known = _Known(_curve(found.run, found.recipe).until(found.step), _gains(found, like))
+    planned = _option("as planned", found, found.recipe, found.hosts, known)
     options = [planned]
     if hosts != found.hosts:
-        options.append(_option(f"as planned, on {_hosts(hosts)}", found, found.recipe, hosts, gains))
+        options.append(_option(f"as planned, on {_hosts(hosts)}", found, found.recipe, hosts, known))
     steps = _wished_steps(found, wish, hosts, planned)
     if steps is not None and steps != found.recipe.schedule.steps:
         recipe = _replanned(found, steps)
         name = f"{steps:,} steps" + f", on {_hosts(hosts)}" * (hosts != found.hosts)
-        options.append(_option(name, found, recipe, hosts, gains))
+        options.append(_option(name, found, recipe, hosts, known))
     return options
 
 
@@ -258,8 +258,15 @@ def _seconds_per_step(run: Path, starts: Sequence[_Start]) -> float | None:
     return None
 
 
-def _curve(run: Path, recipe: Recipe | None = None) -> Curve:
-    recipe = read_recipe(run)[0] if recipe is None else recipe
+@dataclass(frozen=True)
+class _Known:
+    """What the loss at the end is told from: the run's steps until now, and what annealing gains."""
+
+    curve: Curve
+    gains: Gains
+
+
+def _curve(run: Path, recipe: Recipe) -> Curve:
     lines = [line for line in read_lines(run / "metrics.jsonl") if "cross_entropy" in line]
     steps = np.array([line["step"] for line in lines], np.int64)
     losses = np.array([line["cross_entropy"] for line in lines], np.float64)
@@ -271,9 +278,10 @@ def _gains(found: Situation, like: Sequence[Path]) -> Gains:
     if not like:
         return GAINS
     share = found.step / found.recipe.schedule.first_steps
-    curves = [_curve(run) for run in like]
-    for run, curve in zip(like, curves, strict=True):
-        ended = len(curve.steps) and curve.steps[-1] == read_recipe(run)[0].schedule.steps
+    recipes = [read_recipe(run)[0] for run in like]
+    curves = [_curve(run, recipe) for run, recipe in zip(like, recipes, strict=True)]
+    for run, recipe, curve in zip(like, recipes, curves, strict=True):
+        ended = len(curve.steps) and curve.steps[-1] == recipe.schedule.steps
         if not ended or curve.steps[-1] <= share * curve.first_steps:
             raise EquimoeError(
                 "--like",
@@ -349,12 +357,12 @@ def _replanned(found: Situation, steps: int) -> Recipe:
 # ---- what follows
 
 
-def _option(name: str, found: Situation, recipe: Recipe, hosts: int, gains: Gains) -> Option:
+def _option(name: str, found: Situation, recipe: Recipe, hosts: int, known: _Known) -> Option:
     steps, rate = recipe.schedule.steps, rate_over_run(recipe, 1.0)
     phases, epochs = _reading(found, recipe)
     seconds = found.seconds_per_step
     days = None if seconds is None else (steps - found.step) * seconds * found.hosts / hosts / SECONDS_A_DAY
-    loss, mesh = _loss(found, recipe, gains, phases), _mesh(found, hosts)
+    loss, mesh = _loss(recipe, known, phases), _mesh(found, hosts)
     return Option(name, recipe, hosts, days, rate(found.step), rate(steps - 1), phases, epochs, loss, mesh)
 
 
@@ -419,13 +427,12 @@ def _check_phases(found: Situation, recipe: Recipe, reached: set[int]) -> None:
         )
 
 
-def _loss(found: Situation, recipe: Recipe, gains: Gains, phases: tuple[int, ...]) -> EndOfRun | None:
-    curve = _curve(found.run, found.recipe).until(found.step)
+def _loss(recipe: Recipe, known: _Known, phases: tuple[int, ...]) -> EndOfRun | None:
     try:
-        loss = predict_end(curve, recipe.schedule.steps, rate_over_run(recipe, 1.0), gains)
+        loss = predict_end(known.curve, recipe.schedule.steps, rate_over_run(recipe, 1.0), known.gains)
     except EquimoeError:
         return None
-    if phases and gains is GAINS:  # runs that it is like had that mixture too
+    if phases and known.gains is GAINS:  # runs that it is like had that mixture too
         loss = dataclasses.replace(loss, basis=f"{loss.basis}, on the mixture of now: a later one has its own loss")
     return loss
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from packaged import PACKAGED
 from typer.testing import CliRunner
 
 from equimoe.cli.app import app
@@ -19,15 +20,7 @@ def test_recipes_and_runs_are_offered(tmp_path, monkeypatch):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "recipe.json").write_text("{}")
     (tmp_path / "runs" / "no_run").mkdir()
-    assert offered("equimoe train ") == {
-        "hero",
-        "ladder",
-        "midtrain",
-        "one_gpu",
-        "tiny",
-        "tiny_ladder",
-        "tiny_two_phase",
-    }
+    assert offered("equimoe train ") == set(PACKAGED)
     assert offered("equimoe show o") == {"one_gpu"}
     assert offered("equimoe resume ") == {"alpha", "beta"}
     assert offered("equimoe sample b") == {"beta"}

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from cli_helpers import run_cli
+from packaged import PACKAGED
 
 
 def test_params_hero_in_all_and_by_the_two_named_active_counts(cli):
@@ -76,17 +77,9 @@ def test_mistakes_are_named_without_a_traceback_and_exit_2(cli, arguments, messa
 def test_recipes_lists_every_packaged_recipe_with_its_cost(cli):
     code, out, _ = cli("recipes")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == [
-        "hero",
-        "ladder",
-        "midtrain",
-        "one_gpu",
-        "tiny",
-        "tiny_ladder",
-        "tiny_two_phase",
-    ]
+    assert [line.split()[0] for line in out.splitlines()] == PACKAGED
     assert all("Cost: " in line for line in out.splitlines())
-    names = ["hero", "ladder", "midtrain", "one_gpu", "tiny", "tiny_ladder", "tiny_two_phase"]
+    names = PACKAGED
     assert [line["name"] for line in json.loads(cli("recipes", "--json")[1])] == names
 
 

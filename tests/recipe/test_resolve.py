@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from packaged import PACKAGED
 
 from equimoe.errors import EquimoeError
 from equimoe.recipe import Recipe
@@ -255,24 +256,8 @@ def test_a_recipe_file_is_read_anew_and_leaves_nothing_beside_it(tmp_path, write
 
 
 def test_packaged_recipes_and_their_lines():
-    assert list(packaged_recipes()) == [
-        "hero",
-        "ladder",
-        "midtrain",
-        "one_gpu",
-        "tiny",
-        "tiny_ladder",
-        "tiny_two_phase",
-    ]
-    assert [line.name for line in list_recipes()] == [
-        "hero",
-        "ladder",
-        "midtrain",
-        "one_gpu",
-        "tiny",
-        "tiny_ladder",
-        "tiny_two_phase",
-    ]
+    assert list(packaged_recipes()) == PACKAGED
+    assert [line.name for line in list_recipes()] == PACKAGED
     assert all(line.purpose and line.cost for line in list_recipes())
 
 

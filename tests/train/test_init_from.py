@@ -15,6 +15,7 @@ from equimoe.errors import EquimoeError
 from equimoe.model.init import leaves_by_path
 from equimoe.optim.rates import planned, warmup_then_linear
 from equimoe.recipe import Evaluation, Optimizer
+from equimoe.recipe.continued import continued
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.recipe.record import TAKEN, EarlierPlan, InitFrom
 from equimoe.recipe.resolve import changed
@@ -247,3 +248,12 @@ def test_one_command_again_goes_on_with_the_child_also_after_a_new_plan(tiny, tm
     other = dataclasses.replace(recipe, init_from=dataclasses.replace(recipe.init_from, take=("weights",)))
     with pytest.raises(EquimoeError, match="init_from.take"):
         train_or_resume(other, run)
+
+
+def test_a_folder_of_another_name_is_no_checkpoint(tiny, tmp_path):
+    """Such as a copy that somebody made: also where it has the marker."""
+    run = shutil.copytree(tiny.run, tmp_path / "run")
+    shutil.copytree(run / "checkpoints" / "8", run / "checkpoints" / "8x")
+    assert continued(str(run)).init_from.step == 12
+    with pytest.raises(EquimoeError, match=r"step \(5\): must be a checkpoint of .*, it has 4, 8, 12. Name one"):
+        continued(str(run), 5)
