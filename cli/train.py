@@ -90,7 +90,8 @@ def train(
 
     command = "train --or-resume" if or_resume else "train"
     facts = {"command": command, "run": str(folder.absolute()), "recipe": resolved.recipe.to_dict()}
-    if begins_with_a_model(resolved.recipe.init_from.source, place.processes) and not (or_resume and has_begun(folder)):
+    goes_on = or_resume and has_begun(folder)
+    if not goes_on and begins_with_a_model(resolved.recipe.init_from.source, place.processes):
         from equimoe.hub.import_weights import begin_with_weights
 
         begin_with_weights(resolved.recipe, folder, resolved.provenance, log=typer.echo)

@@ -107,8 +107,10 @@ def _between(before: Entry, after: Entry, step: int) -> Entry:
 def _check(entry: Entry, where: str, problems: Problems) -> None:
     """Values: types are those of the dataclass."""
     where = f"{where}, {entry.eval}"
-    problems.require(bool(entry.eval), where, entry.eval, "eval must name a held-out set", "name it")
-    problems.require(entry.step >= 1, where, entry.step, "step must be at least 1", "restore it")
+    named = bool(entry.eval) and entry.eval.isprintable()  # it is printed, and stands in names of metrics
+    problems.require(named, where, entry.eval, "eval must name a held-out set", "name it")
+    inside = 1 <= entry.step < 1 << 62
+    problems.require(inside, where, entry.step, "step must be at least 1, and below 2**62", "restore it")
     numbers = {name: getattr(entry, name) for name in _NUMBERS}
     for name, value in numbers.items():
         whole = 0 < value < _LARGEST

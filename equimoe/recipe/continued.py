@@ -24,4 +24,7 @@ def continued(run: str, step: int | None = None, take: tuple[str, ...] = TAKEN) 
     """
     folder = find_run(run).absolute()
     init = InitFrom(source=str(folder), step=checkpoint_step(folder, step, "step"), take=take)
-    return dataclasses.replace(read_recipe(folder)[0], init_from=init)
+    recipe = read_recipe(folder)[0]
+    if "data" not in take:  # batches of other data are numbered anew
+        recipe = dataclasses.replace(recipe, schedule=dataclasses.replace(recipe.schedule, skipped_batches=()))
+    return dataclasses.replace(recipe, init_from=init)

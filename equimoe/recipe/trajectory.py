@@ -17,7 +17,7 @@ from equimoe.recipe.batches import batch_number
 from equimoe.recipe.fields import leaves
 from equimoe.recipe.record import EarlierPlan, Recipe, Schedule
 
-__all__ = ["differences", "model_trajectory", "refuse_changes", "refuse_edited", "trajectory"]
+__all__ = ["differences", "model_trajectory", "not_added", "refuse_changes", "refuse_edited", "trajectory"]
 
 STAGES, SKIPPED = "mixture.stages.", "schedule.skipped_batches"
 PLANS, LENGTH = "schedule.earlier.", "schedule.steps"
@@ -61,7 +61,7 @@ def refuse_changes(before: Recipe, after: Recipe, *, begun: bool = True, step: i
         taken = "everything but the model and its tokenizer, until the first step"
     for path, value in _fixed(before).items():
         if path == SKIPPED and begun:
-            wrong = _not_added(value, now[path], step - before.init_from.data_step)
+            wrong = not_added(value, now[path], step - before.init_from.data_step)
             problems.require(not wrong, path, now[path], wrong, "leave those before as they are")
             continue
         problems.require(
@@ -106,7 +106,7 @@ def refuse_edited(kept: Mapping[str, Any], recipe: Recipe, where: str, *, step: 
             differing.append(f"{PLANS}* {before[0]} -> {after[0]}")
         if before[1] != after[1]:
             differing.append(f"{LENGTH} {before[1]} -> {after[1]}")
-    if _not_added(kept[SKIPPED], now[SKIPPED], step - recipe.init_from.data_step):
+    if not_added(kept[SKIPPED], now[SKIPPED], step - recipe.init_from.data_step):
         differing.append(f"{SKIPPED} {kept[SKIPPED]!r} -> {now[SKIPPED]!r}")
     for name, stage in recipe.mixture.stages.items():
         path = f"{STAGES}{name}.from_step"
@@ -128,7 +128,7 @@ def _kept_schedule(kept: Mapping[str, Any]) -> Schedule:
     return Schedule(kept[LENGTH], 1, earlier={str(number): plan for number, plan in enumerate(plans)})
 
 
-def _not_added(before: Sequence[int], after: Sequence[int], read: int) -> str:
+def not_added(before: Sequence[int], after: Sequence[int], read: int) -> str:
     """What is wrong if `after` is not `before` with batches added that come after the `read` ones that were read."""
     if not set(before) <= set(after):
         return f"must keep the batches that the run has left out, {list(before)}"

@@ -27,13 +27,14 @@ from jax.sharding import Mesh
 from equimoe.config import ModelConfig
 from equimoe.data.run_store import with_weights_of
 from equimoe.errors import EquimoeError, Problems
-from equimoe.files import typed
+from equimoe.files import file_sha256, typed
 from equimoe.optim.rates import Rates
 from equimoe.plan.arithmetic import run_rates
 from equimoe.recipe import Mixture, Recipe
 from equimoe.recipe.recipe_json import read_recipe
-from equimoe.recipe.record import TAKEN, InitFrom
+from equimoe.recipe.record import TAKEN, InitFrom, Schedule
 from equimoe.recipe.run_folder import checkpoint_step, find_run, run_path
+from equimoe.recipe.trajectory import not_added
 from equimoe.train import checkpoint
 from equimoe.train.state import TrainState, abstract_state, state_of_weights
 
@@ -44,7 +45,9 @@ __all__ = [
     "check_parents_data",
     "find_parent",
     "joined",
+    "parent_as_begun",
     "refuse_other_model",
+    "refuse_unused",
     "state_of",
 ]
 
@@ -68,7 +71,13 @@ class Parent:
 
     def record(self, init: InitFrom) -> dict[str, Any]:
         """What recipe.json of the new run keeps of it."""
-        return {"name": self.recipe.name, "step": self.step, "take": list(init.take), "data": dict(self.data)}
+        begun = {"name": self.recipe.name, "step": self.step, "take": list(init.take), "data": dict(self.data)}
+        return {**begun, "state_sha256": self.state_sha256}
+
+    @property
+    def state_sha256(self) -> str:
+        """Of the file that lists the arrays of the checkpoint with their places: another one for other weights."""
+        return file_sha256(self.checkpoint / checkpoint.STATE / "manifest.ocdbt")
 
     def lines(self, recipe: Recipe) -> Iterator[str]:
         """What is taken, what is not, and what of the model is another from here on."""
@@ -91,6 +100,34 @@ def find_parent(recipe: Recipe) -> Parent | None:
     return Parent(run, step, before, provenance.get("data", {}), provenance.get("weights_given", {}))
 
 
+def parent_as_begun(recipe: Recipe, provenance: Mapping[str, Any]) -> Parent | None:
+    """The parent of a run that has no checkpoint of its own yet. EquimoeError if it is not what the run began with."""
+    parent = find_parent(recipe)
+    if parent is not None and provenance.get("parent", {}).get("state_sha256") != parent.state_sha256:
+        raise EquimoeError(
+            "init_from.source",
+            f"must have the checkpoint that this run began with, that of step {parent.step:,} was replaced since",
+            "Restore it, or start a new run",
+            value=str(parent.run),
+        )
+    return parent
+
+
+def refuse_unused(init: InitFrom) -> None:
+    """What a recipe says of a source that it does not name, or of what is written when a run begins."""
+    plain, problems = InitFrom(), Problems("init_from")
+    if init.source is None:
+        for name in ("step", "revision", "take"):
+            value = getattr(init, name)
+            problems.require(
+                value == getattr(plain, name), f"init_from.{name}", value, "needs a source", "add init_from=RUN"
+            )
+    problems.require(
+        init.data_step == 0, "init_from.data_step", init.data_step, "is written when the run begins", "leave it out"
+    )
+    problems.raise_if_any()
+
+
 def joined(recipe: Recipe, parent: Parent) -> Recipe:
     """`recipe` with what it takes over from `parent` written out; refuses all that does not match, at once."""
     init = dataclasses.replace(recipe.init_from, source=str(parent.run), step=parent.step)
@@ -109,6 +146,7 @@ def joined(recipe: Recipe, parent: Parent) -> Recipe:
     if "data" in init.take:
         recipe = with_weights_of(recipe, parent.recipe, parent.weights)
         _check_data(recipe, parent, problems)
+        schedule = _without_skipped(schedule, parent, problems)
     problems.raise_if_any("Change them, or take less with init_from.take")
     return dataclasses.replace(recipe, init_from=init, schedule=schedule, optimizer=optimizer)
 
@@ -240,6 +278,14 @@ def _schedule(recipe: Recipe, parent: Parent):
     """The plans that the parent followed; its last one ended at the join if this run has another length."""
     joined = parent.recipe.schedule.changed_at(parent.step, recipe.schedule.steps, parent.recipe.name)
     return dataclasses.replace(recipe.schedule, earlier=joined.earlier)
+
+
+def _without_skipped(schedule: Schedule, parent: Parent, problems: Problems) -> Schedule:
+    """The batches that the parent left out stay out: else the next ones would be read a second time."""
+    before, after = parent.recipe.schedule.skipped_batches, schedule.skipped_batches
+    wrong = not_added(before, after, parent.step - parent.recipe.init_from.data_step) if after else ""
+    problems.require(not wrong, "schedule.skipped_batches", after, wrong, "leave it out: it is taken over")
+    return dataclasses.replace(schedule, skipped_batches=after or before)
 
 
 def _rates(recipe: Recipe, parent: Parent, problems: Problems):

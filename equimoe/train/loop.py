@@ -50,7 +50,16 @@ from equimoe.train import checkpoint
 from equimoe.train.ahead import Ahead
 from equimoe.train.display import Display
 from equimoe.train.from_recipe import make_optimizer, step_of
-from equimoe.train.init_from import as_begun, check_parents_data, find_parent, joined, state_of
+from equimoe.train.init_from import (
+    Parent,
+    as_begun,
+    check_parents_data,
+    find_parent,
+    joined,
+    parent_as_begun,
+    refuse_unused,
+    state_of,
+)
 from equimoe.train.interrupt import Interrupt, stopped
 from equimoe.train.metrics import RunLog, read_lines, rewind
 from equimoe.train.placing import place_parts, place_rows, row_parts
@@ -83,6 +92,7 @@ def train_recipe(
     """
     refuse_without_guard()  # before a worker's Python takes devices
     enable_compile_cache()
+    refuse_unused(recipe.init_from)
     mesh = _mesh_that_fits(recipe)  # before the Hub is asked for anything
     recipe = concrete(recipe)
     with Interrupt() as interrupt, held(run, processes), out_of_memory_said(_less_memory(recipe)):
@@ -113,7 +123,7 @@ def train_recipe(
             rewind(run, 0)  # lines of an attempt that never reached a checkpoint
         refuse_unless_shared(run / "recipe.json", processes)
         session = _Session(recipe, run, data, mesh, make_optimizer(recipe, mesh), interrupt, processes)
-        session.go(session.fresh_state(), "started")
+        session.go(session.fresh_state(parent), "started")
 
 
 @again_after_roll_back
@@ -169,7 +179,7 @@ def resume_run(
         recipe = data.recipe
         session = _Session(recipe, run, data, mesh, make_optimizer(recipe, mesh), interrupt, processes)
         if newest is None:
-            state = session.fresh_state()
+            state = session.fresh_state(parent_as_begun(recipe, provenance))
         else:
             state = checkpoint.restore(newest, abstract_state(recipe.model, session.optimizer, mesh))
         if changes or not begun:
@@ -249,9 +259,8 @@ class _Session:
     interrupt: Interrupt
     processes: Processes
 
-    def fresh_state(self) -> TrainState:
+    def fresh_state(self, parent: Parent | None) -> TrainState:
         """The state before the first step."""
-        parent = find_parent(self.recipe)
         if parent is not None:
             state = state_of(parent, self.recipe, self.optimizer, self.mesh)
         else:

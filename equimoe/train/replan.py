@@ -35,6 +35,7 @@ from equimoe.parallel.mesh_fit import meshes_that_work, require_mesh
 from equimoe.plan.arithmetic import rate_over_run
 from equimoe.recipe import Mesh, Recipe
 from equimoe.recipe.recipe_json import read_recipe, recipe_to_json
+from equimoe.recipe.trajectory import refuse_edited
 from equimoe.train import checkpoint
 from equimoe.train.metrics import RunLog, read_lines
 from equimoe.train.run_data import RunData, check_same_data, prepare_run_data
@@ -129,6 +130,8 @@ def look_at(run: Path, log: Log = lambda line: None) -> Situation:
             f"Go on with a new run: `equimoe train RECIPE init_from={typed(run)}`",
             value=str(run),
         )
+    kept = checkpoint.read_position(run / "checkpoints" / str(steps[-1]))["trajectory"]
+    refuse_edited(kept, recipe, str(run / "recipe.json"), step=steps[-1])
     data = prepare_run_data(recipe, log)
     check_same_data(provenance.get("data", {}), data.identity, run)
     starts = _starts(run)
@@ -373,15 +376,24 @@ def _mesh(found: Situation, hosts: int) -> Mesh | None:
     if hosts == found.hosts:
         return None
 
+    # More devices have nothing to do: an axis takes sequences of the batch, or heads.
+    most = batch * config.num_attention_heads * found.hosts // found.devices
+
     def works(hosts: int) -> Mesh | None:
         devices = hosts * found.devices // found.hosts
-        return next(meshes_that_work(recipe.mesh, devices, config, batch, accumulation=parts), None)
+        return (
+            None
+            if hosts > most
+            else next(meshes_that_work(recipe.mesh, devices, config, batch, accumulation=parts), None)
+        )
 
     require_mesh(problems, recipe.mesh, hosts * found.devices // found.hosts, config, batch, accumulation=parts)
     mesh = works(hosts) if problems.found else None
     if problems.found and mesh is None:
-        fewer = next((other for other in range(hosts - 1, 0, -1) if works(other)), None)
-        more = next((other for other in range(hosts + 1, 2 * max(hosts, found.hosts) + 1) if works(other)), None)
+        fewer = next((other for other in range(min(hosts - 1, most), 0, -1) if works(other)), None)
+        more = next(
+            (other for other in range(hosts + 1, min(2 * max(hosts, found.hosts), most) + 1) if works(other)), None
+        )
         raise EquimoeError(
             "hosts",
             f"must have devices that a batch of {batch:,} sequences and the model can be spread over",

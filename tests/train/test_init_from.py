@@ -257,3 +257,48 @@ def test_a_folder_of_another_name_is_no_checkpoint(tiny, tmp_path):
     assert continued(str(run)).init_from.step == 12
     with pytest.raises(EquimoeError, match=r"step \(5\): must be a checkpoint of .*, it has 4, 8, 12. Name one"):
         continued(str(run), 5)
+
+
+def test_batches_that_the_parent_left_out_stay_out(tiny, tmp_path):
+    """Without batches 2 and 5: a child that does not say so reads on as the parent would have, none twice."""
+    schedule = dataclasses.replace(tiny.recipe.schedule, skipped_batches=(2, 5))
+    parent = tmp_path / "parent"
+    loop.train_recipe(dataclasses.replace(tiny.recipe, schedule=schedule), parent)
+    init = InitFrom(source=str(parent), step=JOIN, take=ALL)
+    child = dataclasses.replace(tiny.recipe, init_from=init)
+    loop.train_recipe(child, tmp_path / "child")
+    assert lines_of(tmp_path / "child", JOIN + 1) == lines_of(parent, JOIN + 1)
+    assert read_recipe(tmp_path / "child")[0].schedule.skipped_batches == (2, 5)
+    for skipped, message in (((2,), "must keep the batches"), ((0, 2, 5), "must leave out no batch that was read")):
+        wrong = dataclasses.replace(tiny.recipe.schedule, skipped_batches=skipped)
+        with pytest.raises(EquimoeError, match=rf"schedule.skipped_batches .*{message}"):
+            loop.train_recipe(dataclasses.replace(child, schedule=wrong), tmp_path / "wrong")
+    other = continued(str(parent), JOIN, ("weights", "betas", "optimizer", "position"))
+    assert other.schedule.skipped_batches == () and continued(str(parent)).schedule.skipped_batches == (2, 5)
+
+
+def test_a_parent_whose_checkpoint_was_replaced_is_refused(tiny, tmp_path):
+    parent, run = shutil.copytree(tiny.run, tmp_path / "parent"), tmp_path / "child"
+    recipe = child_of(tiny)
+    recipe = dataclasses.replace(recipe, init_from=dataclasses.replace(recipe.init_from, source=str(parent)))
+    loop.train_recipe(recipe, run)
+    shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").write_text("")
+    shutil.rmtree(parent / "checkpoints" / "8" / "state")
+    shutil.copytree(parent / "checkpoints" / "4" / "state", parent / "checkpoints" / "8" / "state")
+    with pytest.raises(EquimoeError, match="must have the checkpoint that this run began with, that of step 8 was rep"):
+        loop.resume_run(run)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["init_from.step=3"], r"init_from.step \(3\): needs a source"),
+        (["init_from.take=weights"], "init_from.take .*: needs a source"),
+        (["init_from.data_step=3"], r"init_from.data_step \(3\): is written when the run begins"),
+    ],
+)
+def test_what_has_no_effect_is_refused(tiny, tmp_path, overrides, message):
+    with pytest.raises(EquimoeError, match=message):
+        loop.train_recipe(changed(tiny.recipe, overrides), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -210,3 +210,13 @@ def test_runs_that_cannot_be_replanned(tiny, at_4, tmp_path):
     shutil.rmtree(at_4 / "checkpoints")
     with pytest.raises(EquimoeError, match="has made no step that was saved"):
         look_at(at_4)
+
+
+def test_an_edited_recipe_and_hosts_beyond_all_batches_are_refused_before_anything_is_written(at_4):
+    (at_4 / "timing.jsonl").write_text('{"step": 4, "step_seconds": 2.0}\n' * 3)
+    with pytest.raises(EquimoeError, match="devices that a batch of 8 sequences and the model can be spread over"):
+        options_for(look_at(at_4), Wish(hosts=999_999_999))
+    path = at_4 / "recipe.json"
+    path.write_text(path.read_text().replace('"momentum": 0.95', '"momentum": 0.5'))
+    with pytest.raises(EquimoeError, match=r"was edited since the checkpoint was written: optimizer.momentum"):
+        look_at(at_4)
