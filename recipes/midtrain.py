@@ -4,11 +4,12 @@ Purpose: from 80 % of pretraining on, the mixture of the cooldown, and context f
          at constant tokens a step; rates, moments, router bias and the place in the data are those of the run.
 Cost:    of the hero the last 20 % of its steps: 5.4e23 FLOPs, 704 GPUs for about 20 days; a longer row costs more.
 Expect:  the first step is the one that the run would have made; loss at positions beyond the old length falls, and that
-         of short rows stays. `tiny` shows both on a laptop (README, "From pretrain to midtrain").
+         of short rows stays (tests/recipes/long_context.py shows both on a laptop).
 
-    equimoe train midtrain init_from=runs/hero step=312192 weights=cooldown.csv
-    equimoe train midtrain init_from=runs/midtrain context=32768 --run midtrain-32k
-    equimoe train midtrain init_from=runs/midtrain-32k context=65536 --run midtrain-65k
+    equimoe train midtrain init_from=runs/hero step=312000 weights=cooldown.csv
+    equimoe train midtrain init_from=runs/midtrain step=351000 context=32768 --run midtrain-32k
+    equimoe train midtrain init_from=runs/midtrain-32k step=372000 context=65536 --run midtrain-65k
+    equimoe train midtrain init_from=tiny step=200 context=512 pretrained_context=256     # after `equimoe train tiny`
 
 Rows of another length are rows of the same documents, so `data` and its mixture stay those of the run. Another corpus
 is read with `init_from.take=weights,betas,optimizer,position data.path=STORE data.tokenizer=...`.
@@ -18,7 +19,7 @@ import dataclasses
 import math
 from pathlib import Path
 
-from equimoe import EquimoeError, MixtureStage, Recipe, continued
+from equimoe import EquimoeError, Mixture, MixtureStage, Recipe, continued
 from equimoe.recipes.hero import recipe as hero
 
 PRETRAINED_CONTEXT = 4096
@@ -52,7 +53,8 @@ def recipe(
             value=context,
         )
     growth = row_tokens / pretrained_context
-    longer = row_tokens > model.max_position_embeddings
+    cells = not init_from or mixture != Mixture()  # files without cells have neither blocks nor long rows
+    longer = cells and row_tokens > model.max_position_embeddings
     batch_sequences, block_sequences = int(batch_sequences), int(block_sequences)
     stages = dict(mixture.stages)
     if weights:
@@ -74,7 +76,9 @@ def recipe(
             batch_sequences=batch_sequences,
             accumulation=math.gcd(schedule.accumulation, batch_sequences),
         ),
-        mixture=dataclasses.replace(mixture, block_sequences=block_sequences, stages=stages),
+        mixture=dataclasses.replace(mixture, block_sequences=block_sequences, stages=stages)
+        if cells or stages
+        else mixture,
         data=dataclasses.replace(
             parent.data,
             long_document_tokens=row_tokens if longer else parent.data.long_document_tokens,

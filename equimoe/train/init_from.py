@@ -265,6 +265,15 @@ def _check_position(recipe: Recipe, parent: Parent, problems: Problems) -> None:
     for name in ("warmup_fraction", "final_fraction"):
         mine, theirs = getattr(now, name), getattr(before, name)
         _require_same(mine == theirs, f"schedule.{name}", mine, theirs, problems)
+    if parent.step >= before.steps:
+        problems.require(
+            False,
+            "init_from.step",
+            parent.step,
+            "is the end of the parent's schedule, from where no rate goes on",
+            "name a checkpoint before it, or leave position and data out of init_from.take",
+        )
+        return
     problems.require(
         now.steps > parent.step,
         "schedule.steps",

@@ -14,11 +14,11 @@ from tiny_runs import compile_once, restored
 from equimoe.errors import EquimoeError
 from equimoe.model.init import leaves_by_path
 from equimoe.optim.rates import planned, warmup_then_linear
-from equimoe.recipe import Evaluation, Optimizer
+from equimoe.recipe import Evaluation, Mixture, Optimizer
 from equimoe.recipe.continued import continued
 from equimoe.recipe.recipe_json import read_recipe
 from equimoe.recipe.record import TAKEN, EarlierPlan, InitFrom
-from equimoe.recipe.resolve import changed
+from equimoe.recipe.resolve import changed, resolve
 from equimoe.train import loop
 from equimoe.train.checkpoint import committed_steps
 from equimoe.train.init_from import as_begun, find_parent, joined, state_of
@@ -302,3 +302,21 @@ def test_what_has_no_effect_is_refused(tiny, tmp_path, overrides, message):
     with pytest.raises(EquimoeError, match=message):
         loop.train_recipe(changed(tiny.recipe, overrides), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_parent_at_its_end_has_no_place_in_its_schedule(tiny, tmp_path):
+    longer = dataclasses.replace(tiny.recipe.schedule, steps=16)
+    for schedule in (tiny.recipe.schedule, longer):
+        with pytest.raises(
+            EquimoeError, match=r"(?s)1 problem.*init_from.step \(12\): is the end of the parent's schedule"
+        ):
+            loop.train_recipe(child_of(tiny, step=12, schedule=schedule), tmp_path / "run")
+
+
+def test_midtrain_of_a_run_on_plain_files(tiny, tmp_path):
+    """Rows of 64 instead of 32 positions; files without cells have no block and no long rows to change."""
+    arguments = [f"init_from={tiny.run}", "step=8", "context=64", "pretrained_context=32"]
+    loop.train_recipe(resolve("midtrain", arguments).recipe, tmp_path / "run")
+    recipe = read_recipe(tmp_path / "run")[0]
+    assert (recipe.model.max_position_embeddings, recipe.schedule.batch_sequences) == (64, 4)
+    assert recipe.mixture == Mixture() and recipe.data == dataclasses.replace(tiny.recipe.data, path=recipe.data.path)
