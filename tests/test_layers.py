@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 # other, but not in a circle; modules that share a line may not import each other.
 LAYERS = [
     ["axes", "errors"],
-    ["files"],
+    ["files", "tables"],
     ["hardware", "pictures"],
     ["config"],
     ["weights"],
@@ -40,6 +40,7 @@ NO_JAX = {
     "axes",
     "errors",
     "files",
+    "tables",
     "hardware",
     "pictures",
     "config",

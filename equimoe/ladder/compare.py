@@ -25,7 +25,7 @@ from equimoe.errors import EquimoeError
 from equimoe.ladder.fitting import HUBER, SAME, fit_compute
 from equimoe.ladder.intervals import LEVEL, Interval, check_level
 from equimoe.ladder.points import Point
-from equimoe.ladder.tables import aligned
+from equimoe.tables import aligned
 
 __all__ = ["Gate", "RungSpeedUp", "SpeedUp", "gate", "speed_up"]
 

@@ -19,7 +19,7 @@ from equimoe.errors import EquimoeError
 from equimoe.ladder.fitting import distinct
 from equimoe.ladder.intervals import LEVEL
 from equimoe.ladder.points import Point
-from equimoe.ladder.tables import aligned
+from equimoe.tables import aligned
 
 __all__ = ["IsoFlop", "Level", "OptimalTokens", "iso_flop"]
 

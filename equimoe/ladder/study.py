@@ -21,8 +21,8 @@ from equimoe.ladder.intervals import LEVEL, Interval, LeftOut, Refit, leave_one_
 from equimoe.ladder.laws import Law
 from equimoe.ladder.points import Point
 from equimoe.ladder.reading import PointSet
-from equimoe.ladder.tables import aligned, percent
 from equimoe.recipe.fields import nearest
+from equimoe.tables import aligned
 
 __all__ = ["EvalFit", "Form", "HeldOut", "LadderFit", "fit_ladder", "refitter"]
 
@@ -56,7 +56,7 @@ class HeldOut:
         yield f"    {self.interval.text}"
         missed = abs(self.interval.mean - self.measured)
         drop = f", {missed / self.last_drop:.3f} of the drop to it ({self.last_drop:.4f})" if self.last_drop else ""
-        yield f"    off by {missed:.4f} ({percent(self.error)}){drop}"
+        yield f"    off by {missed:.4f} ({_percent(self.error)}){drop}"
         line = abs(self.log_linear - self.measured)
         yield f"    a straight line over log FLOPs says {self.log_linear:.4f}, off by {line:.4f}"
 
@@ -96,7 +96,7 @@ class EvalFit:
                 f"{point.loss:.4f}",
                 f"{value:.4f}",
                 "-" if out.predicted is None else f"{out.predicted:.4f}",
-                percent(out.error),
+                _percent(out.error),
             )
             for point, value, out in zip(self._by_left_out(), self._reordered(fitted), self.left_out, strict=True)
         ]
@@ -230,3 +230,7 @@ def _held_out(point: Point, fit: Fit, level: int | float) -> HeldOut:
     drop = largest.loss - point.loss if point.flops > largest.flops else None
     at = float(np.polyval(line, math.log(point.flops)))
     return HeldOut(point.label, float(point.flops), point.loss, interval, at, drop)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:+.2f} %"

@@ -36,6 +36,7 @@ from equimoe.plan.arithmetic import rate_over_run
 from equimoe.recipe import Mesh, Recipe
 from equimoe.recipe.recipe_json import read_recipe, recipe_to_json
 from equimoe.recipe.trajectory import refuse_edited
+from equimoe.tables import aligned
 from equimoe.train import checkpoint
 from equimoe.train.metrics import RunLog, read_lines
 from equimoe.train.run_data import RunData, check_same_data, prepare_run_data
@@ -168,7 +169,7 @@ def report(found: Situation, options: Sequence[Option]) -> Iterator[str]:
     yield f"{found.run} at step {found.step:,} of {recipe.schedule.steps:,}, {tokens:,} tokens{speed}"
     if any(option.hosts != found.hosts for option in options):
         yield "days on other hosts are in proportion to them"
-    rows = [("", [option.name for option in options])]
+    rows = []
     rows.append(("steps", [f"{option.recipe.schedule.steps:,}" for option in options]))
     rows.append(("tokens", [f"{option.recipe.total_tokens:,}" for option in options]))
     rows.append(("left", [_duration(option.days) for option in options]))
@@ -177,9 +178,7 @@ def report(found: Situation, options: Sequence[Option]) -> Iterator[str]:
     rows.append(("next phase at step", [", ".join(f"{step:,}" for step in o.phases) or "-" for o in options]))
     rows.append(("epochs of a cell", ["-" if option.epochs is None else f"{option.epochs:.2f}" for option in options]))
     rows.append(("loss at the end", ["-" if option.loss is None else option.loss.text for option in options]))
-    widths = [max(len(texts[number]) for _, texts in rows) for number in range(len(options))]
-    for name, texts in rows:
-        yield f"  {name:<20}  " + "  ".join(f"{text:>{width}}" for text, width in zip(texts, widths, strict=True))
+    yield from aligned(("", *(option.name for option in options)), [(name, *texts) for name, texts in rows])
     bases = list(dict.fromkeys(option.loss.basis for option in options if option.loss is not None))
     yield from (f"loss: of training, by {basis}; low and high by what annealing may gain" for basis in bases)
     if not bases:

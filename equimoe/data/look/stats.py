@@ -17,9 +17,10 @@ from equimoe.data.cell_store import CellStore
 from equimoe.data.look.lengths import QUANTILES_WITHIN, LengthCounter, Lengths, lengths_of
 from equimoe.data.look.reading import Reading, SegmentReading, reading_of
 from equimoe.data.look.subject import Subject
-from equimoe.data.look.tables import columns, epochs_text, percent, ratio
+from equimoe.data.look.tables import epochs_text, percent, ratio
 from equimoe.data.store import TokenStore
 from equimoe.errors import EquimoeError
+from equimoe.tables import aligned
 
 __all__ = [
     "CellStats",
@@ -169,21 +170,20 @@ def _sum(splits: list[SplitStats]) -> dict[str, int]:
 
 def cell_lines(cells: dict[str, CellStats], total: CellStats) -> list[str]:
     """Both splits of some cells, and of all, in a line each."""
-    rows = [["cell", "documents", "tokens", "bytes/token", "held out", "tokens"]]
+    rows = []
     for name, cell in [*cells.items(), ("in all", total)]:
         documents, tokens, _, per_token, *_ = _split_row(name, cell.train, False)[1:]
         held = (f"{cell.heldout.documents:,}", f"{cell.heldout.tokens:,}") if cell.heldout else ("-", "-")
         rows.append([name, documents, tokens, per_token, *held])
-    return columns(rows)
+    return list(aligned(("cell", "documents", "tokens", "bytes/token", "held out", "tokens"), rows))
 
 
 def _split_lines(splits: dict[str, SplitStats], total: SplitStats) -> list[str]:
     lengths = total.lengths is not None
     head = ["cell", "documents", "tokens", "text bytes", "bytes/token", "share"]
     head += ["mean", "median", "90 %", "longest"] if lengths else []
-    return columns(
-        [head, *(_split_row(name, splits[name], lengths) for name in splits), _split_row("", total, lengths)]
-    )
+    rows = [*(_split_row(name, splits[name], lengths) for name in splits), _split_row("", total, lengths)]
+    return list(aligned(head, rows))
 
 
 def _split_row(name: str, split: SplitStats, lengths: bool) -> list[str]:
@@ -206,7 +206,7 @@ def _histogram_lines(lengths: Lengths | None) -> Iterator[str]:
     yield f"Length of training documents, in tokens (quantiles above within {QUANTILES_WITHIN})"
     most = max(octave.documents for octave in lengths.octaves)
     tokens = sum(octave.tokens for octave in lengths.octaves)
-    rows = [["from", "documents", "share", "of tokens"]]
+    rows = []
     for octave in lengths.octaves:
         of_tokens = octave.tokens / tokens if tokens else 0.0
         rows.append(
@@ -217,7 +217,7 @@ def _histogram_lines(lengths: Lengths | None) -> Iterator[str]:
                 percent(of_tokens),
             ]
         )
-    head, *lines = columns(rows)
+    head, *lines = aligned(("from", "documents", "share", "of tokens"), rows)
     yield head
     for octave, line in zip(lengths.octaves, lines, strict=True):
         yield f"{line}  {'#' * -(-BAR_CHARACTERS * octave.documents // most)}".rstrip()
@@ -266,13 +266,14 @@ def _segment_lines(reading: Reading, segment: SegmentReading, most_cells: int | 
     names = list(segment.cells)
     if most_cells is not None:
         names = sorted(names, key=lambda name: (-segment.cells[name].planned, name))[:most_cells]
-    rows = [["cell", "planned", "effective", "a block", "tokens read", "read first", "epochs", "of the run"]]
+    head = ("cell", "planned", "effective", "a block", "tokens read", "read first", "epochs", "of the run")
+    rows = []
     for name in names:
         cell = segment.cells[name]
         block = f"{cell.block_sequences:,.0f}" if cell.block_sequences % 1 == 0 else f"{cell.block_sequences:,.2f}"
         row = [name, percent(cell.planned), percent(cell.effective), block, f"{cell.tokens:,}"]
         epochs = (epochs_text(cell.epochs), epochs_text(reading.epochs[name]))
         rows.append([*row, f"{cell.first_read_tokens:,}", *epochs])
-    yield from columns(rows)
+    yield from aligned(head, rows)
     if len(names) < len(segment.cells):
         yield f"  ... and {len(segment.cells) - len(names):,} more cells, all in --json and `equimoe data stats`"

@@ -1,23 +1,10 @@
-"""Numbers and tables as a terminal shows them."""
+"""Numbers as a terminal shows them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-__all__ = ["columns", "epochs_text", "percent", "ratio", "short"]
+__all__ = ["epochs_text", "percent", "ratio", "short"]
 
 _UNITS = ((10**12, " T"), (10**9, " G"), (10**6, " M"), (10**3, " k"))
-
-
-def columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
-    """Lines of a table: the first column to the left, the others to the right. The first row is the head."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        words = zip(row, widths, strict=True)
-        cells = [word.rjust(width) if place else word.ljust(width) for place, (word, width) in enumerate(words)]
-        lines.append((indent + "  ".join(cells)).rstrip())
-    return lines
 
 
 def percent(share: float) -> str:

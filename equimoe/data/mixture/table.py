@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from equimoe.data.mixture.blocks import block_within
+from equimoe.tables import aligned
 
 __all__ = ["CellInRun", "CellInSegment", "MixtureTable", "SegmentOfTable"]
 
@@ -127,7 +128,7 @@ class MixtureTable:
         last = segment.end_sequence - 1
         yield f"Segment {number}: sequences {segment.first_sequence:,} .. {last:,}{self._steps(segment)}"
         largest = sorted(segment.cells, key=lambda entry: (-entry.planned, entry.cell))
-        yield from _aligned(
+        yield from aligned(
             ("cell", "planned", "effective", "in a block", "sequences", "epochs"),
             [
                 (
@@ -157,7 +158,7 @@ class MixtureTable:
         read = [cell for cell in largest if cell.sequences]
         listed = [cell for number, cell in enumerate(read) if number < shown or self._is_over(cell)]
         fewer = any(cell.rows_used < cell.rows for cell in self.cells)
-        yield from _aligned(
+        yield from aligned(
             ("cell", "sequences", "share", "rows", *(["rows used"] if fewer else []), "epochs"),
             [
                 (
@@ -220,12 +221,3 @@ def _more(
         special = sum(map(of_kind, rest))
         among = f", {special:,} of the {kind}" if special else ""
         yield f"  ... and {len(rest):,} more, {_percent(sum(map(share, rest)))} in all{among}"
-
-
-def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns under their header: the first to the left, numbers to the right, a remark behind them."""
-    columns = len(header)
-    widths = [max(len(words[place]) for words in (header, *rows)) for place in range(columns)]
-    for words in (header, *rows):
-        numbers = [words[place].rjust(widths[place]) for place in range(1, columns)]
-        yield "  ".join(["", words[0].ljust(widths[0]), *numbers, *words[columns:]]).rstrip()
